@@ -52,6 +52,17 @@ def test_python_warns_once_and_names_the_users_line():
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("spec", ["downpour", "adaptive-revision", "parameter-server(apply=sgd)"])
+def test_a_rule_that_minimizes_refuses_an_optimizer_that_maximizes(spec):
+    def maximized():
+        model = torch.nn.Linear(3, 1)
+        with pl.attach(model, torch.optim.SGD(model.parameters(), lr=0.01, maximize=True)):
+            raise AssertionError
+
+    with pytest.raises(pl.UsageError, match="has maximize=True: negate the loss"):
+        pl.simulate(maximized, workers=2, algorithm=spec)
+
+
 def test_train_warns_a_python_program():
     with pytest.warns(OverrideWarning, match="by sgd"):
         pl.train(pl.TrainConfig(algorithm="parameter-server(apply=sgd)", workers=2, steps=2, backend="threads"))

@@ -1,5 +1,7 @@
 """A run that is resumed goes on where its checkpoint was."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -137,3 +139,78 @@ def test_a_checkpoint_taken_while_others_are_ahead_or_behind(row, ahead, tmp_pat
     assert sorted(batches) == sorted({*range(3 * 47)} - missed)
     assert (run.result["batches_repeated"], run.result["batches_missed"]) == (0, len(missed))
     assert (run.result["records_lost"], run.result["steps"]) == (0, len(batches))
+
+
+def coded_loop(epochs, ended):
+    """An odd number of rounds in the first epoch, after which `dq` has half a bit left over."""
+
+    def train():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        xs = torch.randn(52, 16, generator=torch.Generator().manual_seed(1))
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(epochs):
+                for x in worker.batches(xs.split(2)):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+        ended.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    return train
+
+
+@pytest.mark.filterwarnings("ignore:The checkpoint was written with another number of workers")  # of memories of pieces
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("codec", ["power(rank=1, min_rate=1, warmup_steps=2)", "dq(target_bits=3.5)", "sign"])
+def test_new_workers_code_as_the_others_do(codec, workers, tmp_path):
+    """They begin with the factors, the counts and the bits of the first worker, and without error feedback."""
+    settings = {"algorithm": f"all-reduce(codec={codec})", "backend": "threads"}
+    pl.launch(coded_loop(1, []), workers=2, out=tmp_path, **settings)
+    ended = []
+    run = pl.launch(coded_loop(2, ended), workers=workers, resume=tmp_path, **settings)
+    assert run.result["outcome"] == "stopped"
+    assert len(ended) == workers
+    assert all(torch.equal(one, ended[0]) for one in ended)
+
+
+def taught_loop(epochs, seed, *, rate, ended=None):
+    """A student follows a frozen teacher, which follows the student at this rate."""
+    building = threading.Lock()
+
+    def train():
+        with building:
+            torch.manual_seed(seed)
+            student, teacher = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).requires_grad_(False)
+        model = torch.nn.ModuleList([student, teacher])
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        xs = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(epochs):
+                for x in worker.batches(xs.split(2)):
+                    optimizer.zero_grad()
+                    (student(x) - teacher(x)).square().mean().backward()
+                    optimizer.step()
+                    for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                        slow.data.lerp_(fast.data, rate)
+        if ended is not None:
+            ended.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    return train
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frozen_parameters_that_the_loop_changes_go_on(workers, tmp_path):
+    settings, straight, resumed = {"algorithm": "lockstep", "workers": workers, "backend": "threads"}, [], []
+    pl.launch(taught_loop(2, 0, rate=0.1, ended=straight), **settings)
+    pl.launch(taught_loop(1, 0, rate=0.1), out=tmp_path, **settings)
+    pl.launch(taught_loop(2, 0, rate=0.1, ended=resumed), resume=tmp_path, **settings)
+    assert all(torch.equal(one, straight[0]) for one in (*straight, *resumed))
+
+
+def test_other_frozen_parameters_in_a_resumed_run_are_warned_of(tmp_path):
+    settings = {"algorithm": "hogwild", "workers": 2, "backend": "threads"}
+    pl.launch(taught_loop(1, 0, rate=0.0), out=tmp_path, **settings)
+    pl.launch(taught_loop(2, 0, rate=0.0), resume=tmp_path, out=tmp_path, **settings)
+    with pytest.warns(UserWarning, match=r"frozen parameter 1\.weight has another value"):
+        pl.launch(taught_loop(3, 1, rate=0.0), resume=tmp_path, **settings)

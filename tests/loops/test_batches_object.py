@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import paceline as pl
 from loops import families
@@ -48,6 +48,43 @@ def in_epoch(seen, epoch):
     """The samples of all workers; a worker's last batch may have come again in the last round, where it has no other."""
     once = [one[epoch][: -1 if one[epoch][-1:] == one[epoch][-2:-1] else None] for one in seen.values()]
     return sorted(number for one in once for batch in one for number in batch)
+
+
+@pytest.mark.parametrize("batched", [lambda xs: xs, lambda xs: DataLoader(xs, batch_size=2)], ids=["list", "loader"])
+@pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
+def test_data_that_grow_between_two_epochs_are_refused(algorithm, batched):
+    """Plain PyTorch would train on the new samples, too."""
+
+    def loop():
+        model, optimizer = made()
+        xs = list(HELD_OUT[:12])
+        data = batched(xs)
+        with pl.attach(model, optimizer) as worker:
+            for _ in range(2):
+                for x in worker.batches(data):
+                    step(model, optimizer, x)
+                xs.append(xs[0])
+
+    with pytest.raises(pl.UsageError, match=r"list .* had 12 elements and now has 13.* a sampler of your own"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", families.KINDS)
+def test_an_evaluation_is_refused(algorithm):
+    """Its samples would count as those of the next step. Loaders of other sizes are refused as they begin."""
+    drawn = DataLoader(NUMBERED, batch_size=4, sampler=WeightedRandomSampler(torch.ones(64), 32))
+
+    def loop():
+        model, optimizer = made(lr=0.01)
+        with pl.attach(model, optimizer) as worker:
+            for x, _ in worker.batches(drawn):
+                step(model, optimizer, x)
+            with torch.no_grad():
+                for x, _ in worker.batches(drawn):
+                    loss_of(model, x)
+
+    with pytest.raises(pl.UsageError, match="as in an evaluation"):
+        pl.simulate(loop, workers=2, algorithm=algorithm)
 
 
 @pytest.mark.parametrize("algorithm", families.KINDS)

@@ -7,12 +7,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import paceline as pl
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.algorithms.server.incoming import read_state, state_to_bytes
 from paceline.algorithms.server.user import UserApplier
+from paceline.optim.flat_optimizer import FlatOptimizer
+from paceline.optim.settings import settings_of, state_of
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Message, Received
 
@@ -75,6 +78,45 @@ def test_two_workers_go_on_as_one_does(algorithm, optimizer_of):
     saved, expected = saved_and_expected(optimizer_of)
     run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm=algorithm)
     torch.testing.assert_close(run.returned[0], expected, rtol=1e-5, atol=1e-6)
+
+
+class Odd(nn.Module):
+    """A kernel whose elements have another order in memory, and a parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kernel = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def train_on(self, xs, optimizer):
+        for x in xs:
+            optimizer.zero_grad()
+            (self.scale * self.kernel(x.view(2, 2, 2, 3))).square().mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("optimizer_of", [OPTIMIZERS["momentum"], OPTIMIZERS["amsgrad"]], ids=["momentum", "amsgrad"])
+@pytest.mark.parametrize("algorithm", WHERE)
+def test_state_of_parameters_of_any_form_goes_on(algorithm, optimizer_of):
+    model = Odd()
+    optimizer = optimizer_of(model)
+    model.train_on(XS[:6], optimizer)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    model.train_on(XS[6:], optimizer)
+
+    def loop():
+        own = Odd()
+        its = optimizer_of(own)
+        own.load_state_dict(saved[0])
+        its.load_state_dict(copy.deepcopy(saved[1]))
+        with pl.attach(own, its, same_random=True):
+            own.train_on(XS[6:], its)
+        return own.state_dict()
+
+    run = pl.simulate(loop, workers=2, algorithm=algorithm)
+    for name, expected in model.state_dict().items():
+        torch.testing.assert_close(run.returned[0][name], expected, rtol=1e-5, atol=1e-6)
 
 
 SERVED = ["parameter-server", "parameter-server(mode=async)", "downpour(apply=user)"]
@@ -166,6 +208,21 @@ def test_parameters_without_state_begin_at_the_servers_as_they_do_alone():
     steps(model, optimizer, XS[6:])
     run = pl.simulate(resumed(optimizer_of, saved), workers=2, algorithm="parameter-server(shards=2)")
     torch.testing.assert_close(run.returned[0], vector(model), rtol=1e-5, atol=1e-6)
+
+
+def test_a_worker_may_have_another_default_type_than_its_servers():
+    where = {torch.nn.Parameter(torch.ones(n, dtype=torch.float64)): (n - 3, 2 * n - 3) for n in (3, 6)}
+    optimizer = torch.optim.Adam(where)
+    next(iter(where)).grad = torch.ones(3, dtype=torch.float64)
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer.step()
+        state = state_of([optimizer], where.get, 9)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    server = FlatOptimizer(settings_of(optimizer, where.get), torch.ones(9, dtype=torch.float64), 0)
+    server.load(state)
+    assert server.state()["exp_avg"].tolist() == pytest.approx([0.1] * 3 + [0.0] * 6)
 
 
 def test_downpour_with_the_loops_optimizer_begins_with_its_state():

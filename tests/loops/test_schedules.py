@@ -214,6 +214,14 @@ def test_a_schedule_that_is_stepped_twice_or_goes_by_a_measure_is_refused():
         pl.simulate(lambda: pl.attach(model, optimizer).follow(scheduler), workers=1)
 
 
+def test_a_schedule_that_the_loop_gives_its_position_is_refused():
+    model, optimizer = made()
+    with pl.attach(model, optimizer) as worker:
+        scheduler = worker.follow(lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2))
+        with pytest.raises(pl.UsageError, match="gives the scheduler its position"):
+            scheduler.step(0.5)
+
+
 def per_epoch(optimizer):
     return lr_scheduler.StepLR(optimizer, 2)
 
@@ -303,6 +311,43 @@ def test_a_resumed_run_goes_on_where_its_schedule_was(algorithm, tmp_path):
     assert kept[0] == (pytest.approx(rates[TOTAL // 2]), 4 * (TOTAL // 2))
     assert max(samples for _, samples in kept) in (4 * (TOTAL - 1), 4 * (TOTAL - 2))  # before the last steps
     assert min(rate for rate, _ in kept) in (pytest.approx(rates[TOTAL - 1]), pytest.approx(rates[TOTAL - 2]))
+
+
+def in_two_parts(schedule, folder, *, per_batch, workers=1):
+    """One epoch, and then a resumed run of two."""
+    data = torch.utils.data.DataLoader(torch.cat(batches(20, worker=9)), batch_size=4)
+
+    def train(epochs):
+        def loop():
+            model, optimizer = made()
+            scheduler = schedule(optimizer)
+            with pl.attach(model, optimizer) as worker:
+                for _ in range(epochs):
+                    for x in worker.batches(data):
+                        optimizer.zero_grad()
+                        loss_of(model, x).backward()
+                        optimizer.step()
+                        if per_batch:
+                            scheduler.step()
+                    if not per_batch:
+                        scheduler.step(1.0)
+
+        return loop
+
+    options = {"workers": workers, "algorithm": "lockstep", "backend": "threads"}
+    pl.launch(train(1), out=folder, **options)
+    pl.launch(train(2), resume=folder, **options)
+
+
+def test_a_schedule_of_one_worker_that_begins_anew_in_a_resumed_run_is_warned_of(tmp_path):
+    with pytest.warns(UserWarning, match="begins anew in this resumed run"):
+        in_two_parts(by_hand, tmp_path, per_batch=True)
+
+
+def test_a_plateau_that_counts_skipped_epochs_is_warned_of_once(tmp_path):
+    with pytest.warns(UserWarning, match="went through without batches") as caught:
+        in_two_parts(lr_scheduler.ReduceLROnPlateau, tmp_path, per_batch=False, workers=2)
+    assert len([one for one in caught if "went through without batches" in str(one.message)]) == 1
 
 
 def test_progress_where_workers_share_no_memory():

@@ -80,6 +80,26 @@ def test_a_worker_without_a_batch_steps_with_all_of_them(algorithm):
         torch.testing.assert_close(x, vector(model), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["lockstep", "da-sgd", "leashed"])
+def test_a_scheduler_may_step_before_the_next_optimizer(algorithm):
+    """`da-sgd` lengthens each step, but not what schedulers see."""
+
+    def loop():
+        model, _ = made()
+        optimizers = halves(model)
+        schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+        with pl.attach(model, optimizers):
+            for x in batches(4):
+                loss_of(model, x).backward()
+                for one, scheduler in zip(optimizers, schedulers, strict=True):
+                    one.step()
+                    scheduler.step()
+        return [one.param_groups[0]["lr"] for one in optimizers]
+
+    for rates in simulated(loop, algorithm)[0].values():
+        assert rates == [0.02 / 16, 0.1 / 16]
+
+
 @pytest.mark.parametrize("algorithm", TAKE_ONE)
 def test_elsewhere_they_are_refused_by_name(algorithm):
     model, _ = made()
@@ -251,6 +271,47 @@ def test_in_turn_a_round_with_one_batch_is_made_with_that_batch(algorithm):
     compete(models, optimizers, [tuple(map(torch.cat, zip(*pairs[:2], strict=True))), pairs[2]])
     for x in simulated(loop, algorithm)[0].values():
         torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
+
+
+def learn_after_all_passes(models, optimizers, pairs):
+    """As an actor and a critic may, with gradients that keep their memory from step to step."""
+    for noise, real in pairs:
+        for one in optimizers:
+            one.zero_grad(set_to_none=False)
+        models[0](noise).square().mean().backward()
+        models[1](real).square().mean().backward()
+        for one in optimizers:
+            one.step()
+
+
+@pytest.mark.parametrize("algorithm", IN_ROUNDS)
+def test_in_turn_the_step_of_one_leaves_the_gradients_of_the_others(algorithm):
+    def loop():
+        models, optimizers = adversaries()
+        with pl.attach(models, optimizers):
+            learn_after_all_passes(models, optimizers, noise_and_real(5))
+        return vectors(models)
+
+    models, optimizers = adversaries()
+    rounds = zip(noise_and_real(5, worker=0), noise_and_real(5, worker=1), strict=True)
+    learn_after_all_passes(models, optimizers, [tuple(map(torch.cat, zip(*pairs, strict=True))) for pairs in rounds])
+    for x in simulated(loop, algorithm)[0].values():
+        torch.testing.assert_close(x, vectors(models), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["lockstep", "all-reduce"])
+def test_in_turn_clipping_acts_before_the_mean_with_a_warning(algorithm):
+    def loop():
+        (make, judge), optimizers = adversaries()
+        with pl.attach((make, judge), optimizers):
+            for noise, _ in noise_and_real(3):
+                judge(make(noise)).square().mean().backward()
+                torch.nn.utils.clip_grad_norm_(judge.parameters(), 1e-3)
+                optimizers[1].step()
+
+    with pytest.warns(pl.errors.ClippingWarning, match="optimizers that step in turn") as caught:
+        simulated(loop, algorithm)
+    assert len(caught) == 1
 
 
 def test_evaluate_is_called_with_the_models_as_they_were_given():

@@ -1,6 +1,8 @@
 """The user's loop under `all-reduce` with a codec: several backward passes before one step."""
 
 import threading
+from contextlib import nullcontext
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -76,3 +78,23 @@ def test_marked_passes_are_rounded_once_and_cost_as_many_bytes_as_one():
         sent[marked] = means[0].counts.coded_bytes
     assert PASSES * sent[True] == sent[False]
     assert 0 < 1.5 * errors[True] < errors[False]
+
+
+@pytest.mark.parametrize("codec", ["sign", "power(rank=2, warmup_steps=0)"])
+def test_coding_under_autocast_is_as_exact_as_without(codec):
+    def trained_in(context):
+        def loop():
+            model = nn.Linear(COLUMNS, ROWS, bias=False)
+            nn.init.zeros_(model.weight)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            with pl.attach(model, optimizer) as worker:
+                for gradient in worker.batches(list(GRADIENTS.float())):
+                    optimizer.zero_grad()
+                    with context():
+                        (model.weight * gradient).sum().backward()
+                    optimizer.step()
+            return model.weight.detach()
+
+        return pl.simulate(loop, workers=WORKERS, algorithm=f"all-reduce(codec={codec})").returned[0]
+
+    assert torch.equal(trained_in(partial(torch.autocast, "cpu", dtype=torch.bfloat16)), trained_in(nullcontext))

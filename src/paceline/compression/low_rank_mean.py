@@ -108,7 +108,9 @@ class LowRankMean:
                 self.given.zero_()
         while True:  # until both operations have the same members
             with owner.coding(0, vector):
-                lefts = [right @ one.of(self.given).T for one, right in zip(matrices, self.rights, strict=False)]
+                lefts = [
+                    _product(right, one.of(self.given).T) for one, right in zip(matrices, self.rights, strict=False)
+                ]
                 said = torch.tensor([used, weight, *numbers], dtype=self.type)
                 parts = [*(left.reshape(-1) for left in lefts), self.given[dense]]
                 sent = torch.cat([*(part * used for part in parts), said])
@@ -157,8 +159,14 @@ class LowRankMean:
         rights = [torch.zeros(0, dtype=self.type)]
         for one, left in zip(matrices, lefts, strict=True):
             own = one.of(self.given)
-            right = left @ own
+            right = _product(left, own)
             rights.append(right.reshape(-1) * used)
             if used > 0:
-                torch.sub(own, left.T @ right, out=one.of(self.memory))
+                torch.sub(own, _product(left.T, right), out=one.of(self.memory))
         return torch.cat(rights)
+
+
+def _product(one: Tensor, other: Tensor) -> Tensor:
+    """Their product in their own type, also in a loop that calls `backward` or `step` under autocast."""
+    with torch.autocast(one.device.type, enabled=False):
+        return one @ other

@@ -47,8 +47,16 @@ class PlannedBatches(LoaderBatches):
         self._plan = plan
         self._fetch = fetch
         self._first = 0
+        self._data: Any = loader.dataset if isinstance(loader, DataLoader) else loader
 
     def begin(self, epoch: int, unmet: Collection[int] = ()) -> int:
+        """As in `LoaderBatches`; raises `UsageError` if the data have become more or fewer since the first epoch."""
+        before, now = self._plan.num_samples, len(self._data)
+        if now != before:
+            raise UsageError(
+                f"The {type(self._data).__name__} that worker.batches takes its data from had {before:,} elements and now has"
+                f" {now:,}, but every epoch has the same: give a DataLoader a sampler of your own, whose epochs may differ."
+            )
         self._first = epoch * self.epoch_numbers
         return epoch
 

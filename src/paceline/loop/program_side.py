@@ -23,7 +23,7 @@ from paceline.loop.table_gradient import TableGradient
 from paceline.optim.half_types import is_finite
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
-from paceline.optim.settings import OptimizerSettings, scaled_step, settings_of, state_of
+from paceline.optim.settings import OptimizerSettings, settings_of, state_of
 from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers, members_of
 from paceline.ports.ports import Collectives
 from paceline.ports.replica import Piece
@@ -89,6 +89,7 @@ class ProgramSide(BaseReplica):
         self._waited_within_s = 0.0  # before the last backward pass ended
         self._overflowed = False  # GradScaler has found an infinity in this worker's gradients
         self._difference: torch.Tensor | None = None  # that a step on a copy has made
+        self._rate_scale = 1.0  # factor on the learning rates of the step that the program waits for
         self._ended = False
         self._owned: OwnedPieces | None = None
 
@@ -296,10 +297,8 @@ class ProgramSide(BaseReplica):
         self._gradient.write_back()
         if weight != 1.0:
             self.binding.weight_gradients(weight)
-        if scale == 1.0:
-            self._wait_for_step()
-        else:
-            scaled_step(self._wait_for_step, self.optimizer, scale)
+        self._rate_scale = scale
+        self._wait_for_step()
 
     def _is_left_out(self) -> bool:
         """Whether GradScaler leaves this update out, while the round that it belongs to takes place.

@@ -46,6 +46,7 @@ class AttachedReplica(ProgramSide):
         self.batches_of_step: list[int] = []  # numbers of the batches that the loop has had in this step
         self._in_rounds = lockstep and not alone
         self._hidden = HiddenGradients()
+        self._rates: list[tuple[dict[str, Any], Any]] = []  # of the step's groups, before they were scaled
         self._batch_samples = 0  # of the last batch, with which a loop may step once or again
         self._steps_again = False  # it has stepped again with that batch
 
@@ -103,6 +104,8 @@ class AttachedReplica(ProgramSide):
         """
         self._look_for_step()
         self.step_hooks.forget_step()
+        if self._rates:  # of a step that has raised an error
+            self._restore_rates()
         self._optimizers.check_whole()
         if samples or self._steps_again:  # a loop that fetches ahead has yet to step with the batch before
             self._batch_samples = samples
@@ -241,6 +244,8 @@ class AttachedReplica(ProgramSide):
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradient is ready: lets the program choose the parameters to apply it to."""
         if not self._optimizers.begins(optimizer):
+            if self._phase is Phase.APPLY and self._rate_scale != 1.0:
+                self._scale_rates(optimizer)
             return
         if self.idle:  # the loop did not call the model, or makes several steps with one batch
             self._steps_again = True
@@ -265,6 +270,19 @@ class AttachedReplica(ProgramSide):
         self._optimizers.check_turn()
         if self._phase is not Phase.APPLY:  # the program applied nothing: the step must find no gradients
             self._hidden.hide(self.binding.parameters)
+        elif self._rate_scale != 1.0:
+            self._scale_rates(optimizer)
+
+    def _scale_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Scales an optimizer's learning rates until it has stepped: its scheduler may step before other optimizers."""
+        self._rates = [(group, group["lr"]) for group in optimizer.param_groups]
+        for group, rate in self._rates:
+            group["lr"] = rate * self._rate_scale
+
+    def _restore_rates(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
 
     def apply_difference(self, optimizer: torch.optim.Optimizer, difference: torch.Tensor) -> None:
         """Lets the program apply the `difference` (P,) that a step on a copy has made."""
@@ -273,6 +291,8 @@ class AttachedReplica(ProgramSide):
         self._difference = None
 
     def finish_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._rates:
+            self._restore_rates()
         was_hidden = self._hidden.show(self._optimizers.parameters(optimizer))
         if not self._optimizers.ends(optimizer):
             return

@@ -31,8 +31,13 @@ class FollowedScheduler:
         self._num_steps = 0  # made here
         self._seen = self._count
 
-    def step(self, *ignored: Any) -> None:
-        """Does nothing: the run's progress steps the scheduler."""
+    def step(self, *position: Any) -> None:
+        """Does nothing: the run's progress steps the scheduler; raises `UsageError` if the loop gives it a position."""
+        if any(one is not None for one in position):
+            raise UsageError(
+                "The loop gives the scheduler its position, as in scheduler.step(epoch + i / n), but worker.follow counts"
+                " steps: leave out worker.follow, which such a scheduler does not need."
+            )
 
     def advance(self) -> None:
         """Steps the scheduler to where the run is; raises `UsageError` if the loop steps it, too."""

@@ -79,8 +79,9 @@ class OwnedPieces:
             _span(offset, p.numel(), pieces) for p, offset in zip(binding.parameters, binding.offsets, strict=True)
         ]
         self._before: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        for parameter, span in zip(binding.parameters, self._spans, strict=True):
-            self._cut(parameter, span)
+        kinds = self._state_kinds() if optimizer.state else [{} for _ in self._spans]
+        for parameter, span, own in zip(binding.parameters, self._spans, kinds, strict=True):
+            self._cut(parameter, span, own)
 
     def bind(self, x: torch.Tensor, g: torch.Tensor, missing: Ranges = ()) -> None:
         """Binds parameters to their elements in `x` (S,) and `g` (S,); those without any, and `missing`, have no gradient."""
@@ -139,7 +140,7 @@ class OwnedPieces:
             by_parameter |= {id(parameter): kinds for parameter in group["params"]}
         return [by_parameter.get(id(parameter), {}) for parameter in self._binding.parameters]
 
-    def _cut(self, parameter: nn.Parameter, span: _Span | None) -> None:
+    def _cut(self, parameter: nn.Parameter, span: _Span | None, kinds: dict[str, Any]) -> None:
         """Keeps this worker's part of the parameter's optimizer state."""
         if parameter not in self._optimizer.state:
             return
@@ -148,7 +149,9 @@ class OwnedPieces:
             return
         state = self._optimizer.state[parameter]
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+            kind = kinds.get(name, value)  # a parameter without dimensions has elements of state without any
+            is_of_elements = isinstance(kind, torch.Tensor) and kind.dim() > 0
+            if is_of_elements and isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 memory = value.new_empty_strided(value.shape, parameter.stride()).copy_(value)
                 state[name] = memory.as_strided((value.numel(),), (1,))[span.begin : span.end].clone()
         check_length(state, span.end - span.begin)

@@ -245,11 +245,14 @@ class BucketedGradient(ParameterGradient):
         self.has_returned = True
 
     def _return(self) -> None:
-        """Binds the exchanged gradient to the parameters."""
+        """Binds the exchanged gradient to the parameters, or copies it, if others' gradients wait for a step of their own."""
         vector, missing = self.vector, self.missing
         if self._loss_scale is not None:
             vector.mul_(self._loss_scale)  # which GradScaler divides by, in its step or before
-        self._binding.bind_gradients(vector, missing)
+        if self._backward.adds_up:
+            self._binding.scatter_gradients(vector, missing)
+        else:
+            self._binding.bind_gradients(vector, missing)
         self._returned_version, self._returned_missing = vector._version, missing
 
 

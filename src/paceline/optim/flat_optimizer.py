@@ -148,10 +148,13 @@ class FlatOptimizer:
     def _load(self, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
         group = optimizer.param_groups[0]
         kinds = kinds_of(state.keys() - {"without_state"}, optimizer, group, group["params"][0])
+        numbers = {key for key, value in kinds.items() if not torch.as_tensor(value).dim()}
+        for key in numbers & state.keys():
+            if state[key].dtype == torch.float64:  # of a process whose default type that is
+                state[key] = state[key].to(torch.as_tensor(kinds[key]).dtype)
         check_fits(state, self._like(state, kinds), "the servers' state")
         values = dict(state)
         without = values.pop("without_state", torch.zeros(self._num_elements))
-        numbers = {key for key, value in kinds.items() if not torch.as_tensor(value).dim()}
         by_element = [without, *(value for key, value in values.items() if key in numbers and value.dim())]
         self._cut({int(end) + 1 for one in by_element for end in one.diff().nonzero()})
         parts = dict(self._parts)
@@ -167,7 +170,8 @@ class FlatOptimizer:
             found = state.get(key)
             is_for_all = not value.dim() and found is not None and not found.dim()
             like[key] = value.new_empty(() if is_for_all else self._num_elements)
-        return like | ({"without_state": torch.zeros(self._num_elements)} if "without_state" in state else {})
+        without = torch.zeros(self._num_elements, dtype=torch.float32)
+        return like | ({"without_state": without} if "without_state" in state else {})
 
 
 def _entry(value: torch.Tensor, kind: Any, part: slice) -> Any:

@@ -280,8 +280,11 @@ def settings_of(
     for one in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer:
         check_served(one)
         for group in one.param_groups:
-            values = tuple((key, _plain(value)) for key, value in group.items() if key != "params")
-            groups.append(SettingsGroup(tuple(filter(None, map(ranges, group["params"]))), values))
+            known = one.defaults if is_from_torch(one) else group  # a loop may have added entries of its own
+            values = {key: _plain(value) for key, value in group.items() if key in known and key != "params"}
+            values |= {"capturable": False} if "capturable" in values else {}  # a server is on the CPU
+            own = tuple(filter(None, map(ranges, group["params"])))
+            groups.append(SettingsGroup(own, tuple(values.items())))
             names.append(_name_of(type(one)))
     return OptimizerSettings("+".join(names if len(set(names)) > 1 else names[:1]), tuple(groups))
 
@@ -298,8 +301,17 @@ def state_of(
         own = found.setdefault(_name_of(type(optimizer)), [])
         for parameter in (one for group in optimizer.param_groups for one in group["params"]):
             if (where := ranges(parameter)) is not None:
-                own.append((slice(*where), optimizer.state.get(parameter, {})))
+                state = {key: _in_order(one, parameter) for key, one in optimizer.state.get(parameter, {}).items()}
+                own.append((slice(*where), state))
     return named({name: as_vectors(states, num_elements) for name, states in found.items()})
+
+
+def _in_order(value: Any, parameter: nn.Parameter) -> Any:
+    """A tensor with the parameter's shape as a vector, in the order of the parameter's elements in memory."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    dims = sorted(range(value.dim()), key=lambda dim: -parameter.stride(dim))
+    return value.permute(dims).flatten() if dims else value
 
 
 def named(states: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -314,15 +326,16 @@ def as_vectors(states: list[tuple[slice, dict[str, Any]]], num_elements: int) ->
     found: dict[str, torch.Tensor] = {}
     for key in {key: None for _, state in states for key in state}:
         values = [(part, torch.as_tensor(state[key])) for part, state in states if state.get(key) is not None]
-        numbers = {value.item() for _, value in values if not value.dim()}
-        if len(numbers) == 1 and len(values) == len(states):
+        # Else those of parameters without dimensions are elements.
+        are_numbers = not any(value.dim() for _, value in values)
+        if are_numbers and len(values) == len(states) and len({value.item() for _, value in values}) == 1:
             found[key] = values[0][1].clone()
         elif values:
             found[key] = torch.zeros(num_elements, dtype=values[0][1].dtype)
             for part, value in values:
                 found[key][part] = value.flatten() if value.dim() else value
     if found and not all(state for _, state in states):
-        found["without_state"] = torch.zeros(num_elements)
+        found["without_state"] = torch.zeros(num_elements, dtype=torch.float32)
         for part, state in states:
             found["without_state"][part] = float(not state)
     return found
@@ -378,7 +391,7 @@ def cut_state(state: dict[str, Any], elements: slice) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return value.item() if hasattr(value, "item") else value  # as tensors and NumPy's numbers have
 
 
 def _tuples(value: Sequence[Any]) -> Any:

@@ -19,7 +19,7 @@ from paceline.system.saved_state import check_fits, fits
 from paceline.system.torch_random import cuda_state, torch_state
 
 _OF_WORKERS = {
-    "optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left", "batch sizes",
+    "optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left", "batch sizes", "frozen",
 }  # fmt: skip
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
@@ -57,18 +57,17 @@ def save_worker(
     model: tuple[int, int, torch.Tensor] | None = None,
     program: dict[str, Any] | None = None,
     left: tuple[int, list[int], Sequence[list[int]]] | None = None,
+    frozen: dict[str, Any] | None = None,
 ) -> None:
     """Writes one worker's part: its optimizer's state, the batches it has taken, its random state.
 
     `number` None is the end of the run: `end` gives it a number. `model` is (version, updates, x (P,)) if every worker has
-    its own; `program` is the state of the algorithm's program; `left` is for `load_left`.
+    its own; `program` is the state of the algorithm's program; `left` is for `load_left`, `frozen` of `FrozenParameters`.
     """
     taken = max(0, taken)  # a worker that was stopped before its first batch gave that one back
-    state: dict[str, Any] = {
-        "optimizer": state_for_checkpoints(optimizer),
-        "taken": taken,
-        "random": torch_state(),
-    }
+    state: dict[str, Any] = {"optimizer": state_for_checkpoints(optimizer), "taken": taken, "random": torch_state()}
+    if frozen:
+        state["frozen"] = frozen
     if torch.cuda.is_initialized():
         state["random on the GPU"] = cuda_state()
     if model is not None:
@@ -144,9 +143,7 @@ def load_fitting(
     buffers: dict[str, torch.Tensor],
     num_workers: int | None,
 ) -> Parameters:
-    """Reads the shared part for a model with this many elements and these buffers.
-
-    `num_workers` is the number of workers that the run needs; None: any.
+    """Reads the shared part for a model with this many elements and these buffers, and `num_workers` workers; None: any.
 
     Raises:
         UsageError: the checkpoint is of another model, or of a run with more or fewer workers.
@@ -252,6 +249,7 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
             or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))
         )
         and isinstance(state.get("program", {}), dict)
+        and isinstance(state.get("frozen", {}), dict)
         and isinstance(left := state.get("left", [0]), list)
         and left
         and all(map(_is_count, left))
@@ -274,9 +272,7 @@ def load_worker(
 ) -> int:
     """Restores one worker's optimizer and random state; returns the batches it had taken.
 
-    A worker that is new to the run, where all make the same updates, gets the first worker's optimizer state; else none, and
-    it has taken no batch.
-
+    A worker that is new to the run gets the first worker's optimizer state if all make the same updates; else none.
     Learning rate and all other settings stay those of `optimizer`: a resumed run may change them, and a loop with a
     scheduler goes through its schedule again. First calls `expect` with the number of parameters in the saved optimizer's
     first group. `sizes`: whether workers keep state for whole parameters.
@@ -322,9 +318,17 @@ def load_model(checkpoint: Path, worker_id: int) -> tuple[int, int, torch.Tensor
     return (state["version"], state["updates"], state["x"]) if "x" in state else None
 
 
-def load_program(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
-    """The state of one worker's program; None if it kept none, or the worker was absent."""
-    return (_load_worker(checkpoint, worker_id) or {}).get("program")
+def load_program(checkpoint: Path, worker_id: int, *, makes_same_updates: bool = False) -> dict[str, Any] | None:
+    """The state of one worker's program; None if it kept none, or the worker was absent and does not get the first one's."""
+    workers = describe(checkpoint)["workers"]
+    known = min(workers) if makes_same_updates and worker_id not in workers else worker_id
+    return (_load_worker(checkpoint, known) or {}).get("program")
+
+
+def load_frozen(checkpoint: Path, worker_id: int) -> dict[str, Any]:
+    """What one worker's part, or the first one's, has of frozen parameters."""
+    workers = describe(checkpoint)["workers"]
+    return (_load_worker(checkpoint, worker_id if worker_id in workers else min(workers)) or {}).get("frozen", {})
 
 
 def check_programs(checkpoint: Path, *, alike: bool) -> None:
@@ -369,9 +373,7 @@ def versions(checkpoint: Path, workers: list[int]) -> tuple[int, dict[int, int]]
 def same_round(checkpoint: Path, workers: list[int]) -> bool:
     """Whether these workers' parts are all there, with equally many batches taken; the checkpoint may be incomplete."""
     paths = [checkpoint / f"worker-{worker}.pt" for worker in workers]
-    if not all(path.exists() for path in paths):
-        return False
-    return len({_peek(path)["taken"] for path in paths}) == 1
+    return all(path.exists() for path in paths) and len({_peek(path)["taken"] for path in paths}) == 1
 
 
 def _peek(path: Path) -> dict[str, Any]:

@@ -82,12 +82,11 @@ class ResumedStart:
             own_model,
             replica.expect_state,
             sizes=not self._algorithm.splits_update,
-            makes_same_updates=self._algorithm.survivors_have_all,
         )
 
     def storage(self, worker_id: int) -> WorkerStorage:
         """Of a worker's program."""
-        return WorkerStorage(worker_id, self._checkpoint, None)
+        return WorkerStorage(worker_id, self._checkpoint, None, makes_same_updates=self._algorithm.survivors_have_all)
 
     def server_state(self, begin: int, end: int) -> ServerState:
         """Of the shard with these elements."""

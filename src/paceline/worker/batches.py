@@ -37,6 +37,12 @@ _TWO_AT_ONCE = (
 )
 
 
+_NO_GRADIENTS = (
+    "The loop went through worker.batches with gradients disabled and made no step, as in an evaluation, but worker.batches is"
+    " for training data only: evaluate on the loader itself, or on islice(loader, worker.worker_id, None, worker.num_workers)."
+)
+
+
 class WorkerBatches:
     """Hands out a worker's batches, begins a step with each, and saves the worker's part of a checkpoint before an epoch.
 
@@ -143,7 +149,7 @@ class WorkerBatches:
             return
         move = moving_to(batches.device) if batches.device is not None else None
         batch: Any = None
-        started_s = self._replica.now_s()
+        started_s, step = self._replica.now_s(), self._replica.step
         for number, fetch in self._handed_out(claims, epoch):
             if number != ABSENT:
                 batch = fetch()
@@ -168,6 +174,8 @@ class WorkerBatches:
             started_s = self._replica.now_s()
         self._membership.raise_if_terminated()
         self._tell_end()
+        if self._replica.step == step + 1 and not (self._replica.idle or torch.is_grad_enabled()):
+            raise UsageError(_NO_GRADIENTS)
         # Between two epochs the loop, for example in an evaluation, uses a copy that no other worker writes.
         if self._replica.idle:
             self._bind_newest()

@@ -14,6 +14,7 @@ import torch
 from paceline.data.round_deal import Left
 from paceline.errors import NotWrittenError, UsageError
 from paceline.optim.flat import FlatBinding
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.sharding import Sharding
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
@@ -22,6 +23,10 @@ from paceline.worker.memberships.membership import LoopState
 from paceline.worker.process import NotSaved
 
 _END_PAUSES_S = (0.0, 0.3, 1.0)  # before each try to write the last checkpoint
+_OTHER_FROZEN = (
+    "The frozen parameter {name} has another value than in the run that this one resumes, whose checkpoint has only what loops"
+    " change: let every start of the script make or load the same, such as by a seed."
+)
 
 
 def _warn(news: NotSaved) -> None:
@@ -32,18 +37,29 @@ class WorkerStorage:
     """Implements `Storage` for a worker: writes only when its membership saves a checkpoint."""
 
     def __init__(
-        self, worker_id: int, resume: Path | None, folder: Path | None, tell: Callable[[NotSaved], object] = _warn
+        self,
+        worker_id: int,
+        resume: Path | None,  # the checkpoint from which the run resumes, or None
+        folder: Path | None,  # of the run's checkpoints, or None
+        tell: Callable[[NotSaved], object] = _warn,  # reports what cannot be written; training continues
+        *,
+        makes_same_updates: bool = False,  # whether a worker that is new to the run begins with the first worker's state
+        frozen: FrozenParameters | None = None,  # of its model; None: checkpoints have nothing of them
     ) -> None:
-        self._resume = resume  # the checkpoint from which the run resumes, or None
+        self._resume = resume
         self._worker_id = worker_id
-        self._folder = folder  # of the run's checkpoints, or None
-        self._tell = tell  # reports what cannot be written; training continues
+        self._folder = folder
+        self._tell = tell
+        self._makes_same_updates = makes_same_updates
+        self._frozen = frozen
         self._state: Callable[[], dict[str, Any]] | None = None
         self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
         """The program's state from the checkpoint."""
-        return checkpoint.load_program(self._resume, self._worker_id) if self._resume is not None else None
+        if self._resume is None:
+            return None
+        return checkpoint.load_program(self._resume, self._worker_id, makes_same_updates=self._makes_same_updates)
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
         """Makes checkpoints hold what `state` returns, from now on."""
@@ -97,13 +113,16 @@ class WorkerStorage:
         expect: Callable[[int], None] = lambda _: None,
         *,
         sizes: bool = True,  # whether workers keep the optimizer's state for whole parameters
-        makes_same_updates: bool = False,  # whether all workers have the same state
     ) -> int:
-        """Restores the optimizer's state, and the worker's vector, if every worker had one.
+        """Restores the optimizer's state, frozen parameters that the loop has changed, and the worker's vector if it had one.
 
         Returns:
             the batches that the worker had taken.
         """
+        if self._frozen is not None:
+            saved = checkpoint.load_frozen(self._resume, self._worker_id) if self._resume is not None else {}
+            if (differ := self._frozen.begin(saved)) and not self._worker_id:
+                warnings.warn(_OTHER_FROZEN.format(name=differ[0]), stacklevel=5)
         if self._resume is None:
             return 0
         if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
@@ -117,8 +136,9 @@ class WorkerStorage:
                 )
             check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)
+        alike = self._makes_same_updates
         return checkpoint.load_worker(
-            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=makes_same_updates
+            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=alike
         )
 
     def save(
@@ -143,8 +163,9 @@ class WorkerStorage:
                 version, updates, x = own_model.own()
                 model = version, self._updates_before + updates, x
             program = self._state() if self._state is not None else None
+            worker, frozen = self._worker_id, self._frozen.state() if self._frozen is not None else None
             checkpoint.save_worker(
-                folder, number, self._worker_id, state.optimizer, state.taken, model, program, state.left
+                folder, number, worker, state.optimizer, state.taken, model, program, state.left, frozen
             )
             if parameters is not None and number is not None:
                 checkpoint.save_parameters(folder, number, parameters())
@@ -159,7 +180,8 @@ class WorkerStorage:
         written: list[Path] = []
 
         def write(folder: Path) -> None:
-            checkpoint.save_worker(folder, None, self._worker_id, state.optimizer, state.taken, left=state.left)
+            worker, frozen = self._worker_id, self._frozen.state() if self._frozen is not None else None
+            checkpoint.save_worker(folder, None, worker, state.optimizer, state.taken, left=state.left, frozen=frozen)
             number = checkpoint.end(folder, parameters, least)
             checkpoint_files.complete(folder, number, [self._worker_id], {})
             written.append(folder / str(number))

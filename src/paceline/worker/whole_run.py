@@ -10,7 +10,7 @@ from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
 from paceline.loop.guards.guard import Guards
 from paceline.loop.guards.state_elsewhere import StateElsewhere
-from paceline.loop.guards.unfollowed_schedules import UnfollowedSchedules
+from paceline.loop.guards.unfollowed_schedules import SkippedEpochs, UnfollowedSchedules
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler
 from paceline.optim.clipping import clip_grad_norm
@@ -51,10 +51,12 @@ class WholeRun:
         self._replica.count_in(self._progress)
         if self.num_workers > 1 and not self.algorithm.same_batches:
             self._guards.add(StateElsewhere(members_of(self._optimizer), self.algorithm))
-        if num_sharing > 1 and self.worker_id == 0:
+        if self.worker_id == 0 and (num_sharing > 1 or (run.resumed_from and not self.algorithm.same_batches)):
             self._unfollowed = tuple(UnfollowedSchedules(one, num_sharing) for one in members_of(self._optimizer))
             for one in self._unfollowed:
                 self._guards.add(one)
+        if (run.resumed_from and self.worker_id == 0) or (run.incarnation and not self.algorithm.lockstep):
+            self._guards.add(SkippedEpochs(members_of(self._optimizer)))
         return self._progress
 
     def clip_grad_norm_(self, max_norm: float) -> float:

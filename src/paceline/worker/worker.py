@@ -144,8 +144,10 @@ class Worker(WholeRun):
             replica.step_hooks.evaluates = self.algorithm.closures(self.num_workers)
         if self.worker_id == 0 and not run.incarnation:
             self.algorithm.warn(self.num_workers, stacklevel=4)
-            if self.num_workers > 1 and self.algorithm.clips_before_the_mean:
-                self._guards.add(GradientWatch(parameters))
+            in_turn = isinstance(self._optimizer, SeveralOptimizers) and self._optimizer.in_turn
+            own = self.algorithm.clips_before_the_mean or (in_turn and self.algorithm.averages_in_backward)
+            if self.num_workers > 1 and own:
+                self._guards.add(GradientWatch(parameters, in_turn=in_turn))
         if isinstance(self._optimizer, SeveralOptimizers):
             self._undo.append(self._optimizer.watch(parameters))
         self._undo += [ask_for_every_step(one) for one in members]

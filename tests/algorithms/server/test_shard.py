@@ -4,6 +4,7 @@ import itertools
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -295,6 +296,18 @@ def test_the_users_optimizer_in_parts_is_the_whole_one_bit_for_bit(kind):
             optimizer.step()
             for p, (begin, end) in where.items():
                 assert torch.equal(x[begin:end], p.flatten())
+
+
+def test_a_servers_optimizer_gets_what_it_can_use():
+    """A loop may have rates of NumPy, graphs on its GPU, and entries of its own in groups."""
+    optimizer = torch.optim.Adam([{"params": [torch.nn.Parameter(torch.zeros(3))], "depth": object()}], capturable=True)
+    optimizer.param_groups[0]["lr"] = np.float32(0.1)
+    settings = OptimizerSettings.from_tensor(settings_of(optimizer, lambda _: (0, 3)).to_tensor())
+    settings.check(3)
+    x = torch.zeros(3)
+    with torch.no_grad():
+        FlatOptimizer(settings, x, 0).step(torch.ones(3), settings)
+    torch.testing.assert_close(x, torch.full((3,), -0.1))
 
 
 def test_an_optimizer_of_the_users_own_is_refused_in_a_sentence():

@@ -14,7 +14,7 @@ from paceline.algorithms.server.apply import ApplyRule
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.gathering import Gathering
 from paceline.compression.codec import Codec, NoCodec
-from paceline.errors import name_workers
+from paceline.errors import UsageError, name_workers
 from paceline.optim.settings import check_served
 from paceline.ports.shared import Needs
 
@@ -67,6 +67,12 @@ class Served(Algorithm):
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
         super().check_optimizers(optimizers, num_workers)
+        groups = [group for one in optimizers for group in one.param_groups]
+        if self.server_rule.overrides_optimizer and any(group.get("maximize") for group in groups):
+            raise UsageError(
+                "The servers' rule overrides the optimizer and minimizes the loss, but the optimizer has maximize=True: negate"
+                " the loss, and leave out maximize."
+            )
         if num_workers > 1:
             for one in optimizers:
                 check_served(one)

@@ -15,9 +15,12 @@ from paceline.loop.guards.noted_gradients import NotedGradients
 
 _WATCHED_STEPS = 64  # afterwards the loop is assumed not to change its behaviour
 _WARNING = (
-    "This loop changes its gradients between backward and step, as clipping does. With this algorithm that acts on each"
-    " worker's own gradient, before their mean is taken, and not on the mean, as one worker with a larger batch would have it:"
-    " use all-reduce, whose gradients are the mean when backward returns."
+    "This loop changes its gradients between backward and step, as clipping does. {Here} that acts on each worker's own"
+    " gradient, before their mean is taken, and not on the mean, as one worker with a larger batch would have it{remedy}."
+)
+_IN_TURN = _WARNING.format(Here="With optimizers that step in turn, whose gradients are averaged in step,", remedy="")
+_TOGETHER = _WARNING.format(
+    Here="With this algorithm", remedy=": use all-reduce, whose gradients are the mean when backward returns"
 )
 
 
@@ -31,9 +34,11 @@ class GradientWatch(Guard):
 
     Args:
         parameters: that the loop trains.
+        in_turn: whether several optimizers step in turn.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, in_turn: bool = False) -> None:
+        self._warning = _IN_TURN if in_turn else _TOGETHER
         self._noted = NotedGradients(parameters)
         self._device = parameters[0].device
         self._num_steps = 0
@@ -43,7 +48,7 @@ class GradientWatch(Guard):
         scaled = _counted_by_scaler(self._device) if hasattr(optimizer, "found_inf") else 0
         for gradient, is_another, num_changes in self._noted.take():
             if (is_another or num_changes != scaled) and bool(gradient.any()):
-                warnings.warn(_WARNING, ClippingWarning, stacklevel=5)
+                warnings.warn(self._warning, ClippingWarning, stacklevel=5)
                 self._num_steps = _WATCHED_STEPS
                 break
         if self._num_steps >= _WATCHED_STEPS:

@@ -1,21 +1,22 @@
-"""Warn of learning-rate schedulers that follow one worker's steps instead of the run's."""
+"""Warn of learning-rate schedulers that follow one worker's steps, or epochs without batches, instead of the run."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from paceline.loop.guards.guard import Guard
-from paceline.loop.schedules import schedulers_of
+from paceline.loop.schedules import find_schedulers, schedulers_of
 
 _FIRST, _LAST = 2, 12  # a scheduler's steps are counted between these steps of the optimizer
 
 
 class UnfollowedSchedules(Guard):
-    """Warns of a scheduler that counts only this worker's steps, although several workers train.
+    """Warns of a scheduler that counts only this worker's steps, although several workers train or have trained.
 
     Costs: one scan of all objects known to Python's garbage collector, if the optimizer has had a scheduler.
     """
@@ -37,12 +38,48 @@ class UnfollowedSchedules(Guard):
         if self._num_steps == _FIRST:
             by_steps = [one for one in schedulers_of([optimizer]) if not isinstance(one, ReduceLROnPlateau)]
             self._found = [(one, one.last_epoch) for one in by_steps if hasattr(one, "last_epoch")]
+            if self._num_workers == 1:  # one that goes on from a saved state is where it should be
+                self._found = [(one, before) for one, before in self._found if before <= _FIRST]
         elif self._num_steps == _LAST:
             if any(one.last_epoch - before >= _LAST - _FIRST for one, before in self._found):
+                what, num_workers = "A scheduler of the learning rate is stepped once per step", self._num_workers
+                if num_workers > 1:
+                    what += f" of each of {num_workers} workers, and so ends at 1/{num_workers} of its way if it was made for"
+                    what += " one worker"
+                else:
+                    what += ", and so begins anew in this resumed run"
                 warnings.warn(
-                    f"A scheduler of the learning rate is stepped once per step of each of {self._num_workers} workers, and so"
-                    f" ends at 1/{self._num_workers} of its way if it was made for one worker. Use `scheduler ="
-                    " worker.follow(scheduler)`, with samples_per_step=... where steps have fewer samples than alone.",
+                    f"{what}. Use `scheduler = worker.follow(scheduler)`, with samples_per_step=... where steps have fewer"
+                    " samples than alone.",
                     stacklevel=4,
                 )
             self._found = []
+
+
+class SkippedEpochs(Guard):
+    """Warns at the first step if `ReduceLROnPlateau` has counted epochs that a resumed run, or a replacement, has skipped.
+
+    The loop goes through these epochs without batches, so their losses are all equal.
+
+    Costs: two scans of all objects known to Python's garbage collector.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._before = {id(one): one.last_epoch for one in self._plateaus()}
+        self._is_over = False
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if any(one.last_epoch > self._before.get(id(one), 0) for one in self._plateaus()):
+            warnings.warn(
+                "ReduceLROnPlateau has counted epochs that this resumed loop went through without batches, as epochs without"
+                " progress: step it only after an epoch in which the loop had a batch, and load its saved state before"
+                " attach.",
+                stacklevel=5,
+            )
+
+    def _plateaus(self) -> list[ReduceLROnPlateau]:
+        return [one for one in find_schedulers(self._optimizers) if isinstance(one, ReduceLROnPlateau)]

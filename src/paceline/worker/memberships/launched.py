@@ -20,6 +20,7 @@ from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
 from paceline.memory.seats import Seats
 from paceline.optim.flat import FlatBinding, model_words
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.model_state import dense_buffers, state_of
 from paceline.records import checkpoint_files
 from paceline.records.checkpoint_contents import Parameters
@@ -80,7 +81,8 @@ class LaunchedMembership(Membership):
         if layout is not None and copies is not None:
             raise UsageError("Layouts support only models on the CPU: move the model there with model.cpu().")
         buffers = dense_buffers(model)
-        self._storage = WorkerStorage(self.worker_id, resume, folder)
+        alike, frozen = algorithm.survivors_have_all, FrozenParameters(model) if layout is None else None
+        self._storage = WorkerStorage(self.worker_id, resume, folder, makes_same_updates=alike, frozen=frozen)
         self._first_version = self._read_checkpoint(buffers)
         self._left = self._storage.left(self._next_batch)
         gpu = copies.device_name if copies is not None and algorithm.needs.collectives else None
@@ -160,9 +162,7 @@ class LaunchedMembership(Membership):
         return memory
 
     def restore(self, optimizer: torch.optim.Optimizer) -> int:
-        algorithm = self._algorithm
-        whole, alike = not algorithm.splits_update, algorithm.survivors_have_all
-        return self._storage.load_worker(optimizer, self.ports.shared, sizes=whole, makes_same_updates=alike)
+        return self._storage.load_worker(optimizer, self.ports.shared, sizes=not self._algorithm.splits_update)
 
     def batches(self) -> BatchShare:
         share = BatchShare(self._run.claims(), self._left)

@@ -19,6 +19,7 @@ from paceline.membership.tables import SharedTables, table_shapes
 from paceline.memory.arena import Arena
 from paceline.memory.collectives import SharedMemoryCollectives
 from paceline.optim.flat import FlatBinding
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.half_types import sum_type
 from paceline.optim.model_state import dense_buffers, digest, from_bytes, to_bytes, untrained
 from paceline.optim.sharding import REPLICAS
@@ -98,7 +99,8 @@ class SupervisedMembership(Membership):
         self._buffers = dense_buffers(model)
         self._averages = [n for n, b in self._buffers.items() if b.is_floating_point() and algorithm.needs.averaged]
         resume, folder, tell = environment.resume, environment.checkpoint, environment.supervisor.send
-        self._storage = WorkerStorage(self.worker_id, resume, folder, tell)
+        alike, frozen = algorithm.survivors_have_all, FrozenParameters(model) if self.part is None else None
+        self._storage = WorkerStorage(self.worker_id, resume, folder, tell, makes_same_updates=alike, frozen=frozen)
         hello = self._hello(EvaluationChannel.EXTRA if is_evaluated else {})
         self.arena = join_run(environment, hello, self._write_initial, self._tell)
         keeps_own = self.worker_id > 0 and (algorithm.lockstep or (self.part is not None and not self.part.is_placed))
@@ -217,7 +219,6 @@ class SupervisedMembership(Membership):
             self.arena.shared if not self.incarnation else None,
             expect,
             sizes=not self._algorithm.splits_update,
-            makes_same_updates=self._algorithm.survivors_have_all,
         )
 
     def batches(self) -> BatchShare:
