@@ -1,8 +1,13 @@
-"""Combinations of values, of which each value occurs in a test, and the others in `make soak`."""
+"""Values and combinations of values for tests, of which some are left to `make soak`."""
 
 from itertools import product
 
 import pytest
+
+
+def soaked(*values):
+    """These values of one argument, or tuples of several, for `parametrize`: for `make soak` only."""
+    return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.soak) for one in values]
 
 
 def each_value(*axes):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 
 import pytest
 import torch
@@ -330,6 +331,22 @@ def test_a_checkpoint_of_another_method_begins_anew_from_the_mean(tmp_path):
         assert run.result["test_accuracy"] > 0.8
 
 
+UNDER_WAY = {
+    "task": "digits-mlp",
+    "workers": 2,
+    "backend": "threads",
+    "algorithm": "diloco(period=5, delay=4, local_weight=0.5)",
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The folder of a run with an average under way, of which tests damage copies."""
+    folder = tmp_path_factory.mktemp("under way") / "run"
+    pl.train(pl.TrainConfig(epochs=1, **UNDER_WAY), out=folder)
+    return folder
+
+
 @pytest.mark.parametrize("workers", [[1], [0, 1]], ids=str)
 @pytest.mark.parametrize(
     "change",
@@ -344,13 +361,11 @@ def test_a_checkpoint_of_another_method_begins_anew_from_the_mean(tmp_path):
         {"of_changes": None},
     ],
 )
-def test_a_damaged_state_is_refused_in_a_sentence(change, workers, tmp_path):
-    algorithm = "diloco(period=5, delay=4, local_weight=0.5)"
-    config = {"task": "digits-mlp", "workers": 2, "backend": "threads", "algorithm": algorithm}
-    pl.train(pl.TrainConfig(epochs=1, **config), out=tmp_path)
-    newest = checkpoint_files.newest(tmp_path / "checkpoint")
+def test_a_damaged_state_is_refused_in_a_sentence(change, workers, ended, tmp_path):
+    folder = shutil.copytree(ended, tmp_path / "run")
+    newest = checkpoint_files.newest(folder / "checkpoint")
     program = {**checkpoint.load_program(newest, 0), **change}
     for worker in workers:
         rewrite(newest, f"worker-{worker}.pt", program={key: one for key, one in program.items() if one is not None})
     with pytest.raises(pl.UsageError, match=r"does not fit this run: of .*\. Resume with the task, the layout"):
-        pl.train(pl.TrainConfig(epochs=2, **config), resume=tmp_path)
+        pl.train(pl.TrainConfig(epochs=2, **UNDER_WAY), resume=folder)

@@ -8,6 +8,7 @@ import torch
 
 import paceline as pl
 from algorithms.server.test_shard import push, serve
+from chosen import each_value
 from paceline.algorithms.server.admission import Admission
 from paceline.algorithms.server.apply import Momentum, StalenessScaled
 from paceline.algorithms.server.delay import ConstantDelay
@@ -158,8 +159,14 @@ def own_element(worker, step, size):
     return -torch.nn.functional.one_hot(torch.tensor(worker), size).double()
 
 
-@pytest.mark.parametrize("apply", ["user", "momentum", "delayed(delay=constant(updates_late=1), rule=momentum)"])
-@pytest.mark.parametrize("arguments", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "apply"),
+    each_value(
+        [{"momentum": 0.9, "nesterov": True}, {}, {"momentum": 0.9}],
+        ["user", "momentum", "delayed(delay=constant(updates_late=1), rule=momentum)"],
+    ),
+    ids=str,
+)
 @pytest.mark.filterwarnings("ignore:The servers apply gradients by")
 def test_rescaled_workers_move_the_parameters_equally_far(arguments, apply):
     """Speeds 5 : 2 : 1; each worker's gradient is an element of its own, so that its movement is seen."""

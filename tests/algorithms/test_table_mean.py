@@ -8,6 +8,7 @@ from torch import nn
 
 import paceline as pl
 from algorithms.table_reference import OPTIMIZERS, ROWS, WIDTH, Loop, batches, by
+from chosen import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -25,8 +26,9 @@ def check(loop, workers, algorithm, tolerance=1e-12, cluster=None):
     return run
 
 
-@pytest.mark.parametrize("algorithm", [*IN_ROUNDS, "local-sgd(warmup_steps=100)"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"), each_value([*IN_ROUNDS, "local-sgd(warmup_steps=100)"], list(OPTIMIZERS))
+)
 def test_a_round_is_one_step_with_all_samples(algorithm, optimizer):
     check(Loop(optimizer, 25), 2, algorithm)
     check(Loop(optimizer, 23), 3, algorithm)

@@ -1,5 +1,6 @@
 """Writes the tables into docs/what_works_together.md: `python -m composition.page`, from the folder of tests."""
 
+import re
 import warnings
 from functools import cache
 from pathlib import Path
@@ -45,7 +46,7 @@ def outcome(algorithm, what):
     return ""
 
 
-def table(columns, reasons):
+def table(columns, reasons, outcome):
     """Algorithms by what they meet: yes, or the number of a reason, which is added to `reasons`."""
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for algorithm in ALGORITHMS:
@@ -55,14 +56,14 @@ def table(columns, reasons):
     return lines
 
 
-def rendered():
+def rendered(outcome):
     reasons = {}
     lines = [
-        *table(ADDED, reasons),
+        *table(ADDED, reasons, outcome),
         "",
         "With a codec:",
         "",
-        *table(CODED, reasons),
+        *table(CODED, reasons, outcome),
         "",
         "Reasons:",
         "",
@@ -71,10 +72,25 @@ def rendered():
     return "\n".join([*lines, ""])
 
 
-def filled(page):
+def filled(page, outcome=outcome):
     """The page with the tables as they are now."""
     before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + rendered() + END + rest.partition(END)[2]
+    return before + BEGIN + rendered(outcome) + END + rest.partition(END)[2]
+
+
+def written(page):
+    """The outcomes that the page shows, by algorithm and what it meets."""
+    reasons = dict(re.findall(r"^(\d+)\. `(.*)`$", page, re.MULTILINE)) | {"yes": ""}
+    columns, found = [], {}
+    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines():
+        first, *cells = line.strip("| ").split(" | ")
+        if line.startswith("| | "):
+            columns = [first, *cells]
+        elif line.startswith("| `"):
+            found |= {
+                (first.strip("`"), what): reasons[cell.strip("[]")] for what, cell in zip(columns, cells, strict=True)
+            }
+    return found
 
 
 if __name__ == "__main__":

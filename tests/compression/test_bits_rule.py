@@ -7,6 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from chosen import each_value
 from compression.worlds import gaussian
 from paceline.compression.bits_rule import Budget, History, error_of, half_log2, power
 from paceline.compression.dq import DQ
@@ -113,8 +114,7 @@ def test_what_is_saved_or_spent_is_paid_back(total):
     assert abs(sum(bits) - 4 * 500) <= 2
 
 
-@pytest.mark.parametrize("alpha", [0.99, 0.98])
-@pytest.mark.parametrize("norms", ["constant", "noisy"])
+@pytest.mark.parametrize(("norms", "alpha"), each_value(["constant", "noisy"], [0.99, 0.98]))
 def test_where_weights_are_known_the_rule_is_near_the_best(alpha, norms):
     """alpha says by how much later steps count more: a trend that is known goes into the bits from the first step on."""
     budget = Budget(4, alpha=alpha, total_steps=T)

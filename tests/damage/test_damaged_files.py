@@ -23,7 +23,7 @@ from paceline.cli.app import app
 from paceline.system import tensor_files
 
 SEED = int(os.environ.get("DAMAGE_SEED", "1"))
-SHORT, LONG = 64, 500
+SHORT, LONG = 32, 500
 LIMIT_S = 30.0  # a hang
 
 

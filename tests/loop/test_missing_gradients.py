@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from chosen import each_value
 from rounds import (
     EPOCHS,
     OWN_MODELS,
@@ -76,18 +77,28 @@ def check_task(algorithm, optimizer, num_batches, workers, backend, folder):
 sizes = st.tuples(st.sampled_from([5, 6, 7, 11, 13]), st.sampled_from([1, 2, 3, 5]))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    algorithm=st.sampled_from(IN_ROUNDS + SERVERS),
-    optimizer=st.sampled_from(["momentum", "adamw", "groups"]),
-    size=sizes,
-    order=st.sampled_from(ORDERS),
-)
+LOOPS = {
+    "algorithm": st.sampled_from(IN_ROUNDS + SERVERS),
+    "optimizer": st.sampled_from(["momentum", "adamw", "groups"]),
+    "size": sizes,
+    "order": st.sampled_from(ORDERS),
+}
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(**LOOPS)
 @example("lockstep", "adamw", (7, 3), ORDERS[0])
 @example("all-reduce", "groups", (7, 3), ORDERS[1])
 @example("all-reduce(sharded=true)", "adamw", (7, 3), ORDERS[0])
 @example("parameter-server(shards=2)", "groups", (6, 3), ORDERS[0])
 def test_simulated_loops_equal_plain_pytorch(algorithm, optimizer, size, order):
+    check_loop(algorithm, optimizer, *size, order, "simulator")
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(**LOOPS)
+def test_many_simulated_loops_do(algorithm, optimizer, size, order):
     check_loop(algorithm, optimizer, *size, order, "simulator")
 
 
@@ -97,16 +108,26 @@ def test_loops_of_real_workers_equal_plain_pytorch(algorithm, order, optimizer):
     check_loop(algorithm, optimizer, 7, 3, order, "threads")
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(
-    algorithm=st.sampled_from(IN_ROUNDS + SERVERS),
-    optimizer=st.sampled_from(["sgd", "momentum", "adamw"]),
-    size=sizes,
-)
+TASKS = {
+    "algorithm": st.sampled_from(IN_ROUNDS + SERVERS),
+    "optimizer": st.sampled_from(["sgd", "momentum", "adamw"]),
+    "size": sizes,
+}
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(**TASKS)
 @example("lockstep", "adamw", (7, 3))
 @example("all-reduce(sharded=true)", "adamw", (7, 3))
 @example("parameter-server(shards=3)", "adamw", (6, 3))
 def test_simulated_tasks_equal_plain_pytorch(tmp_path_factory, algorithm, optimizer, size):
+    check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(**TASKS)
+def test_many_simulated_tasks_do(tmp_path_factory, algorithm, optimizer, size):
     check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
 
 
@@ -124,9 +145,9 @@ def alone(algorithm, optimizer, epochs):
     return expected
 
 
-@pytest.mark.parametrize(("backend", "optimizer"), [("threads", "adamw"), ("simulator", "momentum")])
-@pytest.mark.parametrize("algorithm", ALONE)
-def test_a_lone_worker_is_plain_pytorch_bit_for_bit(algorithm, optimizer, backend, tmp_path):
+@pytest.mark.parametrize(("algorithm", "how"), each_value(ALONE, [("threads", "adamw"), ("simulator", "momentum")]))
+def test_a_lone_worker_is_plain_pytorch_bit_for_bit(algorithm, how, tmp_path):
+    backend, optimizer = how
     _, model = run_task(algorithm, optimizer, task_file(tmp_path, 11, "mixture"), 1, backend)
     for found, expected in zip(model, alone(algorithm, optimizer, shuffled(11)), strict=True):
         assert torch.equal(found, expected)

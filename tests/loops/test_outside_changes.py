@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from chosen import soaked
 from loops import families
 from loops.changes import BOUND, CHANGES, clamp, nothing, swap, trained
 from loops.coder import batches, loss_of, made, own_id, vector
@@ -137,11 +138,19 @@ def test_of_real_workers(algorithm):
         pl.launch(lambda: trained(pl.attach, clamp, "top"), workers=2, algorithm=algorithm, backend="threads")
 
 
+def swapping(algorithms):
+    places = [("before", True), ("top", True), ("step", True), ("epoch", True)]
+    return [(algorithm, *one) for algorithm in algorithms for one in places]
+
+
 @pytest.mark.parametrize(
-    ("place", "uses_batches"),
-    [("before", True), ("top", True), ("step", True), ("epoch", True), ("step", False)],
+    ("algorithm", "place", "uses_batches"),
+    [
+        *((one, "step", False) for one in families.ALL),
+        *swapping(families.KINDS),
+        *soaked(*swapping([one for one in families.ALL if one not in families.KINDS])),
+    ],
 )
-@pytest.mark.parametrize("algorithm", families.ALL)
 def test_weights_that_are_swapped_for_an_evaluation_are_no_change(algorithm, place, uses_batches):
     is_seen = (
         algorithm in SEEN and algorithm != "leashed" and (place == "top" or (not uses_batches and place != "before"))

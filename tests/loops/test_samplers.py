@@ -18,6 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import paceline as pl
+from chosen import each_value
 from loops import families
 from loops.coder import HELD_OUT
 from loops.test_batches_object import in_epoch, leaving_after, seen_by
@@ -94,8 +95,10 @@ def _own(generator):
     return lambda indices: generator.sample(indices, 64)
 
 
-@pytest.mark.parametrize("which", LOADERS)
-@pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "leashed", "ad-psgd", "parameter-server"])
+@pytest.mark.parametrize(
+    ("which", "algorithm"),
+    each_value(list(LOADERS), ["all-reduce", "local-sgd(period=3)", "leashed", "ad-psgd", "parameter-server"]),
+)
 def test_every_worker_takes_its_part_of_what_the_sampler_draws(algorithm, which):
     def epochs(worker):
         loader = LOADERS[which]()

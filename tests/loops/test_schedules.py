@@ -8,6 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import paceline as pl
+from chosen import each_value
 from loops import families
 from loops.coder import batches, loss_of, made, own_id, vector
 from paceline.loop.run_progress import RunProgress
@@ -86,10 +87,12 @@ def test_one_worker_is_plain_training_bit_for_bit(algorithm, schedule):
         assert kept[0] == rates
 
 
-@pytest.mark.parametrize(("schedule", "steps"), [(one_cycle, True), (warm_up_and_cosine, False), (by_hand, True)])
-@pytest.mark.parametrize("algorithm", families.ALL)
-def test_n_workers_end_where_one_ends(algorithm, schedule, steps):
-    kept = {}
+@pytest.mark.parametrize(
+    ("algorithm", "stepped"),
+    each_value(families.ALL, [(one_cycle, True), (warm_up_and_cosine, False), (by_hand, True)]),
+)
+def test_n_workers_end_where_one_ends(algorithm, stepped):
+    (schedule, steps), kept = stepped, {}
     pl.simulate(followed(schedule, kept, steps=steps), workers=3, algorithm=algorithm)
     _, rates = plain(schedule, batches(TOTAL, worker=9))
     assert min(abs(rate - rates[-1]) for rates_seen in kept.values() for rate in rates_seen[-1:]) < 1e-9

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import paceline as pl
+from chosen import each_value
 from loops import families
 from loops.coder import HELD_OUT, loss_of, made, own_id, vector
 
@@ -122,8 +123,7 @@ def loop_with(wrap, seen, loader=None):
     return loop
 
 
-@pytest.mark.parametrize("wrap", [prepared, set_up])
-@pytest.mark.parametrize("algorithm", families.ALL)
+@pytest.mark.parametrize(("algorithm", "wrap"), each_value(families.ALL, [prepared, set_up]))
 def test_wrapped_equals_plain(algorithm, wrap):
     seen, expected = [], []
     runs = [

@@ -3,7 +3,7 @@
 import os
 import signal
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -156,6 +156,7 @@ def data(name, dtype=torch.float64, steps=STEPS):
     return torch.utils.data.TensorDataset(x, torch.randint(0, 3, (steps * BATCH,), generator=draw))
 
 
+@cache  # a plan does not change, and no test changes the times that it is made of
 def planned(name, workers, dtype=torch.float64, **options):
     pins = CASES[name][workers - 1] if workers > 1 else {}
     example = data(name, dtype)[:BATCH][0]

@@ -58,7 +58,7 @@ DRAWN = (
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(*DRAWN)
 def test_three_steps_are_those_of_the_model(operations, heads, device_of):
     check(operations, heads, device_of)

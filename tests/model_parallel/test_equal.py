@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chosen import each_value
 from model_parallel.models import CASES, STEPS, alone, contrary, placed, planned
 
 
@@ -39,7 +40,10 @@ def test_float32_is_equal_too_where_sums_keep_their_order(name, tmp_path):
     check_equal(name, 3, tmp_path, torch.float32)
 
 
-@pytest.mark.parametrize(("workers", "dtype"), [(2, torch.float64), (3, torch.float32)])
-@pytest.mark.parametrize("name", ["attention", "read by three", "returned"])
-def test_gradients_of_a_tensor_with_several_readers_are_added_in_the_models_order(name, workers, dtype, tmp_path):
-    check_equal(name, workers, tmp_path, dtype, ordered=contrary)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    each_value(["attention", "read by three", "returned"], [(3, torch.float32), (2, torch.float64)]),
+    ids=str,
+)
+def test_gradients_of_a_tensor_with_several_readers_are_added_in_the_models_order(name, how, tmp_path):
+    check_equal(name, how[0], tmp_path, how[1], ordered=contrary)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import forked
 import leftovers
 import paceline as pl
+from chosen import soaked
 from model_parallel.models import (
     BATCH,
     LONG_STEPS,
@@ -202,7 +203,7 @@ def train_changing(how, plan, folder, epochs, out=None):
     torch.save(part.whole.state_dict(), Path(folder) / f"{worker.worker_id}.pt")
 
 
-HOWS = ["a schedule of epochs", "a schedule of steps", "a schedule that follows the run", "by hand"]
+HOWS = ["a schedule of steps", "a schedule that follows the run", "by hand", *soaked("a schedule of epochs")]
 
 
 @pytest.mark.parametrize("how", HOWS)

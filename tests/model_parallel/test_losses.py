@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import paceline as pl
+from chosen import each_value
 from model_parallel.tensor import losses
 from paceline import model_parallel as mp
 
@@ -56,9 +57,14 @@ def alone(replicas, loss_of):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("loss", [losses.mean_square, losses.all_together, losses.weighted_with_penalties])
-@pytest.mark.parametrize(("layout", "workers", "replicas"), LAYOUTS, ids=str)
-def test_on_a_mesh(layout, workers, replicas, loss, tmp_path):
+@pytest.mark.parametrize(
+    ("cut", "loss"),
+    each_value(LAYOUTS, [losses.mean_square, losses.all_together, losses.weighted_with_penalties]),
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_on_a_mesh(cut, loss, tmp_path):
+    """`tensor/test_losses.py` has every loss on each kind of mesh."""
+    layout, workers, replicas = cut
     pl.launch(partial(on_mesh, layout, replicas, loss, tmp_path), workers=workers, backend="threads")
     expected = alone(replicas, loss)
     for worker in range(workers):

@@ -19,10 +19,32 @@ def run(*words):
     return CliRunner().invoke(app, ["place", *map(str, words)])
 
 
+TOWERS = """
+import torch
+from torch import nn
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.deep = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        self.shallow, self.head = nn.Linear(256, 256), nn.Linear(512, 10)
+
+    def forward(self, x):
+        return self.head(torch.cat([self.deep(x), self.shallow(x)], 1))
+
+
+def model():
+    return Towers(), torch.randn(512, 256)
+"""
+
+
 def test_plan_page_trace_and_file(tmp_path):
+    """Of a model that is measured sooner than the example, which placement.md places."""
+    (tmp_path / "towers.py").write_text(TOWERS)
     paths = [tmp_path / name for name in ("plan.json", "plan.html", "trace.json")]
     options = [word for pair in zip(("--plan", "--report", "--trace"), paths, strict=True) for word in pair]
-    result = run(f"{EXAMPLE}:model", "--devices", 2, "--slow", "1:3", "--force", "--json", *options)
+    result = run(f"{tmp_path}/towers.py:model", "--devices", 2, "--slow", "1:3", "--force", "--json", *options)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
     plan = pl.Plan.load(paths[0])

@@ -187,7 +187,7 @@ class Killed:
     """In the run, though not in a replay, processes of workers are killed at a step.
 
     Args:
-        folder: of the run; a file beside it says that a replacement trains. Until then each step takes 20 ms more.
+        folder: of the run; a file beside it says that a replacement trains. Until then each step takes 50 ms more.
         at: by worker and incarnation, the step, counted by the process.
         ends: whether the step has been made.
     """
@@ -213,7 +213,7 @@ class Killed:
         if incarnation:
             back.touch()
         if self.epochs > 2 and not back.exists():
-            time.sleep(0.02)
+            time.sleep(0.05)
 
 
 def names_another():

@@ -55,7 +55,7 @@ def run_watched(algorithm, look, *, workers=3, epochs=EPOCHS, size=SIZE, program
 def run_and_kill_shards(algorithm, *, kill_at, **settings):
     """Trains; kills a server when its shard has come to a version, for each (server, version) of `kill_at` in turn.
 
-    The run is stopped 200 versions after the last death has been got over. Second copies count on after the servers. With
+    The run is stopped 100 versions after the last death has been got over. Second copies count on after the servers. With
     them, nobody is killed before that either.
     """
     left = list(kill_at)
@@ -71,7 +71,7 @@ def run_and_kill_shards(algorithm, *, kill_at, **settings):
             os.kill(pid_of(supervisor, server), signal.SIGKILL)
             del left[0]
         elif not goes_on_until:
-            goes_on_until.append(version_of(supervisor, 0) + 200)
+            goes_on_until.append(version_of(supervisor, 0) + 100)
         elif version_of(supervisor, 0) >= goes_on_until[0]:
             supervisor.stop()
 

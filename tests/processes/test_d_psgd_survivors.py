@@ -13,6 +13,7 @@ import leftovers
 import paceline as pl
 import rounds
 import soak_results
+from chosen import soaked
 from oracles import gossip
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
 from processes.drill import Drill
@@ -89,7 +90,7 @@ def test_dies_between_a_rounds_operations(point, tmp_path, monkeypatch):
         {"scales": True},
         {"num_batches": 5, "epochs": 6},
         {"per_step": 2, "num_batches": 48, "marks": True},
-        {"per_step": 2, "num_batches": 48, "data": "processes"},
+        *soaked({"per_step": 2, "num_batches": 48, "data": "processes"}),
     ],
     ids=str,
 )
@@ -159,10 +160,10 @@ def test_a_replacement_in(topology, neighbours, workers, tmp_path):
     "options",
     [
         {"clips": True, "sums": True},
-        {"data": "processes"},
         {"data": "drawn"},
         {"ahead": True},
         {"num_batches": 10, "newcomers": {2: {1: 1}}, "epochs": 4},
+        *soaked({"data": "processes"}),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ import torch
 
 import leftovers
 import soak_results
+from chosen import soaked
 from oracles import gossip
 from paceline.transport.message_views import MessageViews
 from processes.gossip_reference import GossipReference, GossipSurvivors, mean_of, square
@@ -45,10 +46,11 @@ def check(crew, workers=WORKERS, neighbours=gossip.ring, *, breaks=False, **opti
 
 @pytest.mark.parametrize(
     "kills",
-    [{}, {0: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {1: 0}, {2: 5}, {0: 2, 1: 2, 3: 3}],
-    ids=["no deaths", "worker 0", "opposite ones", "one after the other", "first step", "at the end", "all but one"],
+    [{}, {0: 2, 2: 2}, {0: 2, 1: 2, 3: 3}, *soaked({0: 1}, {0: 1, 1: 3}, {1: 0}, {2: 5})],
+    ids=["no deaths", "opposite ones", "all but one", "worker 0", "one after the other", "first step", "at the end"],
 )
 def test_whoever_dies_whenever(kills, tmp_path):
+    """`test_d_psgd_survivors.py` has the other deaths on one machine, and `test_message_views.py` deaths at any message."""
     notes = check(Crew(program(tmp_path, kills)))
     assert len(notes.members[max(notes.members)]) == WORKERS - len(kills)
 
@@ -61,11 +63,10 @@ def test_dies_within_a_step(at, tmp_path):
 @pytest.mark.parametrize(
     ("topology", "neighbours", "workers"),
     [
-        ("complete", gossip.complete, 4),
         ("exponential", gossip.exponential, 5),
         ("torus", square, 4),
-        ("one-peer-exponential", gossip.one_peer, 4),
         ("ring", gossip.ring, 2),
+        *soaked(("complete", gossip.complete, 4), ("one-peer-exponential", gossip.one_peer, 4)),
     ],
 )
 def test_topologies(topology, neighbours, workers, tmp_path):
@@ -75,18 +76,16 @@ def test_topologies(topology, neighbours, workers, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"optimizer": "adam", "clips": True},
-        {"data": "processes"},
-        {"data": "drawn"},
         {"data": "list"},
         {"sums": True},
         {"ahead": True},
-        {"scales": True},
         {"num_batches": 5, "epochs": 6},
+        *soaked({"optimizer": "adam", "clips": True}, {"data": "processes"}, {"data": "drawn"}, {"scales": True}),
     ],
     ids=str,
 )
 def test_with(options, tmp_path):
+    """What shows in messages. `test_d_psgd_survivors.py` has all of these, and `test_join_rounds.py` most of them."""
     check(Crew(program(tmp_path, {0: 2}, **options)))
 
 
@@ -118,7 +117,7 @@ def test_a_worker_that_dies_as_it_gives_its_state_is_replaced_like_the_one_that_
     check(Crew(loop, fatal={0: at}, replacements=3, num_not_let_in=1))
 
 
-@pytest.mark.parametrize("number", [1, 2, 5, 8, 11, 12, 15])
+@pytest.mark.parametrize("number", [2, 8, 12, 15, *soaked(1, 5, 11)])
 def test_is_killed_before_a_message(number, tmp_path):
     """In a round a worker sends two models; after an epoch's five rounds, it meets the others."""
     check(Crew(program(tmp_path), {number % WORKERS: (number, signal.SIGKILL)}))
@@ -147,7 +146,7 @@ def test_a_worker_that_stands_still_is_waited_for(number, tmp_path):
     check(Crew(program(tmp_path), {1: (number, signal.SIGSTOP)}, 0.5), breaks=True, meanwhile=wake)
 
 
-@pytest.mark.parametrize("number", [1, 4, 7, 10, 13])
+@pytest.mark.parametrize("number", [1, 7, 13, *soaked(4, 10)])
 def test_dies_as_the_models_are_averaged(number, tmp_path):
     """The mean is of the models that are there, and all that are left have the same one."""
     Crew(program(tmp_path), {0: (number, signal.SIGKILL)}, at_end=True).survivors(WORKERS)

@@ -21,7 +21,7 @@ import leftovers
 import paceline as pl
 import paceline.membership.elastic
 import soak_results
-from chosen import each_value
+from chosen import each_value, soaked
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.join_point import JoinPoint
 from paceline.transport.message_collectives import MessageCollectives
@@ -223,7 +223,7 @@ def test_with(options, tmp_path):
     check(Crew(program), epochs=EPOCHS * (1 + program.twice))
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 15])
+@pytest.mark.parametrize("number", [1, 4, 6, 15, *soaked(2, 5, 9)])
 def test_is_killed_before_a_message(number, tmp_path):
     """In a round each worker sends the others pieces, results and votes; in some rounds they exchange reports, too."""
     check(Crew(Survivors(tmp_path, algorithm="lockstep"), {number % WORKERS: (number, signal.SIGKILL)}))
@@ -266,20 +266,23 @@ def test_a_replacement_takes_the_dead_workers_place(method, worker, tmp_path):
     "options",
     [
         {"clips": True, "sums": True},
-        {"data": "processes"},
-        {"ahead": True},
         {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
         LET_IN_NEXT_EPOCH,
-        {"twice": True, "algorithm": "lockstep"},
-        {"schedule": "epoch", "newcomers": {20: {1: 1}}},
-        {"schedule": "follow"},
         {"schedule": "plateau"},
         {"data": "stream"},
         {"per_step": 2, "marks": True, "num_batches": 48},
+        *soaked(
+            {"data": "processes"},
+            {"ahead": True},
+            {"twice": True, "algorithm": "lockstep"},
+            {"schedule": "epoch", "newcomers": {20: {1: 1}}},
+            {"schedule": "follow"},
+        ),
     ],
     ids=str,
 )
 def test_a_replacement_with(options, tmp_path):
+    """`test_survivors.py` has all options on one machine, where a replacement gets the same state in another way."""
     options = {"newcomers": {4: {1: 1}}, "num_batches": 30} | options
     program = Survivors(tmp_path, {1: 2}, **options)
     num_missing = 4 if program.data == "stream" else 0  # of the batch with which the worker died
@@ -460,7 +463,7 @@ class Loop:
         return [torch.load(self.folder / f"model-{worker}.pt") for worker in workers]
 
 
-@pytest.mark.parametrize("number", [1, 4, 6, 7, 9, 11, 12])
+@pytest.mark.parametrize("number", [1, 6, 7, 12, *soaked(4, 9, 11)])
 def test_worker_0_dies_after_all_have_loaded_weights(number, tmp_path):
     """All have its weights, or, if these cannot have come to all, those of the next worker."""
     model = Crew(Loop(tmp_path, "loads"), {0: (number, signal.SIGKILL)}, at_end=True).survivors()

@@ -19,9 +19,9 @@ from processes import programs
 from processes.drill import METHODS, WORKERS, Drill, kill_one
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [one for one in METHODS if "backoff" not in one and "peers" not in one])
 def test_a_kill_at_a_random_instant(method):
-    """`make soak` kills all of them 50 times."""
+    """`make soak` kills all of METHODS 50 times, those too that differ only in how they wait or whom they average with."""
     kill_one(method, random.Random(f"{method} 0"))
 
 

@@ -63,7 +63,7 @@ class LosingRows(LookUpRows):
 
 def test_both_shards_are_killed_and_their_copies_take_over():
     algorithm = pl.ParameterServer(mode=pl.Async(), durability="replica", shards=2)
-    run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, 100), (1, 300)], program=LookUpRows)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, 50), (1, 150)], program=LookUpRows)
     assert table_of(parameters) == expected(check_versions(run, parameters, restarts=2))
 
 

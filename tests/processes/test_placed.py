@@ -12,6 +12,7 @@ import torch
 import forked
 import leftovers
 import paceline as pl
+from chosen import each_value
 from free_ports import free_port
 from model_parallel.models import planned
 from paceline.model_parallel.graph import joined
@@ -57,9 +58,9 @@ def check(results, script, workers, *, expected=None):
         assert all(torch.equal(state[key], value) for key, value in expected.items())
 
 
-@pytest.mark.parametrize("start", [ranks, invited])
-@pytest.mark.parametrize(("name", "workers"), [("batch norm", 3), ("tied embedding", 2)])
-def test_parts_train_as_the_model_does(start, name, workers, tmp_path):
+@pytest.mark.parametrize(("start", "of"), each_value([ranks, invited], [("batch norm", 3), ("tied embedding", 2)]))
+def test_parts_train_as_the_model_does(start, of, tmp_path):
+    name, workers = of
     script = Script(str(tmp_path), name)
     planned(name, workers).save(tmp_path / script.plan)
     check(run([script] * workers, start(workers)), script, workers)

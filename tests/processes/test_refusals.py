@@ -5,6 +5,7 @@ import json
 import pytest
 
 import forked
+from chosen import soaked
 from free_ports import free_port
 
 LOOPS = """
@@ -136,18 +137,21 @@ LAUNCH = ["-m", "paceline", "launch", "--workers", "2"]
     ("name", "says"),
     [
         ("unknown_algorithm", "Did you mean 'hogwild'"),
-        ("chosen_by_the_loss", "LBFGS chooses its steps by the loss"),
         ("several", "takes one optimizer, but attach was given 2"),
         ("by_hand", "never called optimizer.step()"),
-        ("by_another_optimizer", "steps a SGD that attach was not given"),
         ("by_worker_0_alone", "steps a SGD that attach was not given"),
-        ("aliased", "share memory, as after `b.weight.data = a.weight.data`"),
         ("unfrozen", "requires a gradient only since attach"),
-        ("follows_a_measure", "ReduceLROnPlateau follows a metric"),
         ("steps_inside_backward", "calls step() inside backward"),
+        *soaked(
+            ("chosen_by_the_loss", "LBFGS chooses its steps by the loss"),
+            ("by_another_optimizer", "steps a SGD that attach was not given"),
+            ("aliased", "share memory, as after `b.weight.data = a.weight.data`"),
+            ("follows_a_measure", "ReduceLROnPlateau follows a metric"),
+        ),
     ],
 )
 def test_all_launchers_refuse_alike(name, says, tmp_path):
+    """Whatever refuses: `attach`, a step, one worker alone, or a hook within backward."""
     (tmp_path / "loops.py").write_text(LOOPS)
     of_function = refused(tmp_path, *LAUNCH, f"loops.py:{name}")
     assert says in of_function

@@ -7,6 +7,7 @@ import pytest
 
 import paceline as pl
 import soak_results
+from chosen import soaked
 from paceline.run.checkpointer import Checkpointer
 from processes.replay_programs import SIGNS
 
@@ -203,14 +204,16 @@ def test_a_killed_workers_gradient_without_a_record_is_repeated(tmp_path, task, 
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [
-        ("locked", "returning"),
         ("leashed", "returning"),
         ("parameter-server(mode=async,shards=2)", "returning"),
         ("parameter-server(mode=sync)", "returning"),
-        ("parameter-server(mode=bounded(clock_bound=1))", "returning"),
         ("downpour(push=2,fetch=2)", "returning"),
-        ("ad-psgd", "returning"),
         ("ad-psgd", "dying"),
+        *soaked(
+            ("locked", "returning"),
+            ("parameter-server(mode=bounded(clock_bound=1))", "returning"),
+            ("ad-psgd", "returning"),
+        ),
     ],
 )
 def test_a_worker_that_was_replaced_after_the_run_was_resumed_is_repeated(tmp_path, task, algorithm, kind):

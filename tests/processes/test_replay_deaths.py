@@ -18,7 +18,7 @@ KILLS = {}
 
 
 class Dies:
-    """A loss in which processes of workers are killed; if it `is_slow`, steps take 20 ms more until a replacement trains."""
+    """A loss in which processes of workers are killed; if it `is_slow`, steps take 50 ms more until a replacement trains."""
 
     def __init__(self, *, is_slow):
         worker = current_environment()  # None in a replay
@@ -33,7 +33,7 @@ class Dies:
             if self.process[1]:
                 (HERE / "back").touch()
         if self.is_slow and not (HERE / "back").exists():
-            time.sleep(0.02)
+            time.sleep(0.05)
         return nn.functional.cross_entropy(output, target)
 
 
@@ -48,7 +48,7 @@ def dying():
 
 
 def returning():
-    return named(60, is_slow=True)
+    return named(25, is_slow=True)
 '''
 )
 

@@ -32,11 +32,25 @@ def launched(folder, algorithm, train=programs.plain, workers=2, **named):
     return pl.launch(train, workers=workers, algorithm=algorithm, out=folder, **named)
 
 
+@pytest.fixture(scope="module")
+def plain_run(tmp_path_factory):
+    """The folder of a run of `programs.plain` under an algorithm, which tests share: replays leave it as it is."""
+    folders = {}
+
+    def of(algorithm):
+        if algorithm not in folders:
+            folders[algorithm] = tmp_path_factory.mktemp("plain") / "run"
+            launched(folders[algorithm], algorithm)
+        return folders[algorithm]
+
+    return of
+
+
 @pytest.mark.parametrize("algorithm", [*SHARED, *SERVED, *ROUNDS, *GOSSIP])
-def test_equal_bit_for_bit(tmp_path, algorithm):
-    run = launched(tmp_path / "run", algorithm)
+def test_equal_bit_for_bit(plain_run, algorithm):
+    run = pl.RunData.load(plain_run(algorithm))
     assert (run.result["replayable"], run.result["replayable_reason"]) == (True, "")
-    replayed = pl.replay(tmp_path / "run", programs.plain)
+    replayed = pl.replay(plain_run(algorithm), programs.plain)
     assert replayed.steps == sum(map(len, run.records.values()))
     assert replayed.checkpoint is not None
 
@@ -89,20 +103,18 @@ def test_steps_that_are_cut_off_are_not_compared(tmp_path):
     assert "nan" not in str(caught.value)
 
 
-def test_a_worker_that_ends_early_is_found(tmp_path):
-    launched(tmp_path / "run", "all-reduce")
+def test_a_worker_that_ends_early_is_found(plain_run):
     with pytest.raises(pl.ReplayMismatchError, match=r"ended before step \d+ of worker \d"):
-        pl.replay(tmp_path / "run", programs.leaves)
+        pl.replay(plain_run("all-reduce"), programs.leaves)
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "parameter-server(mode=async)", "all-reduce", "ad-psgd"])
 @pytest.mark.parametrize(
     "changed", [programs.faster, programs.reordered, programs.swapped, programs.longer, programs.shorter]
 )
-def test_a_changed_loop_is_found(tmp_path, algorithm, changed):
-    launched(tmp_path / "run", algorithm)
+def test_a_changed_loop_is_found(plain_run, algorithm, changed):
     with pytest.raises(pl.PacelineError) as caught:
-        pl.replay(tmp_path / "run", changed)
+        pl.replay(plain_run(algorithm), changed)
     if changed in (programs.faster, programs.reordered, programs.swapped):
         assert re.search(r"at the gradient of update \d+, step \d+ of worker \d: loss", str(caught.value))
 
@@ -132,9 +144,8 @@ def test_the_state_at_an_update(tmp_path, algorithm):
         assert torch.equal(gradient, step["gradient"])
 
 
-def test_bisection(tmp_path):
-    launched(tmp_path / "run", "leashed")
-    recorded = pl.replay(tmp_path / "run", programs.plain)
+def test_bisection(plain_run):
+    recorded = pl.replay(plain_run("leashed"), programs.plain)
 
     def parameters(model):
         return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -214,7 +225,7 @@ def test_others_wait_for_replacements_in_rounds(tmp_path, algorithm):
 @pytest.mark.parametrize("algorithm", ["all-reduce", "local-sgd(period=3)", "d-psgd"])
 def test_others_train_until_the_replacement_comes(tmp_path, algorithm):
     """It is in a later epoch."""
-    program = programs.Killed(tmp_path / "run", {(1, 0): 4}, epochs=60, sums=True)
+    program = programs.Killed(tmp_path / "run", {(1, 0): 4}, epochs=25, sums=True)
     repeated(tmp_path / "run", program, algorithm, 1, replaced=[(1, 1)], restarts=1)
 
 
@@ -238,16 +249,14 @@ def test_a_run_needs_its_own_loop(tmp_path):
         pl.replay(tmp_path / "task", programs.plain)
 
 
-def test_a_function_that_never_attaches_is_refused(tmp_path):
-    launched(tmp_path / "run", "leashed")
+def test_a_function_that_never_attaches_is_refused(plain_run):
     with pytest.raises(pl.UsageError, match=r"never called paceline\.attach"):
-        pl.replay(tmp_path / "run", lambda: None)
+        pl.replay(plain_run("leashed"), lambda: None)
 
 
-def test_another_algorithm_is_refused(tmp_path):
-    launched(tmp_path / "run", "leashed")
+def test_another_algorithm_is_refused(plain_run):
     with pytest.raises(pl.UsageError, match="all-reduce"):
-        pl.replay(tmp_path / "run", programs.names_another)
+        pl.replay(plain_run("leashed"), programs.names_another)
 
 
 def test_wrong_arguments_are_refused(tmp_path):

@@ -50,7 +50,7 @@ def test_a_shard_is_killed_and_no_update_is_lost_or_made_twice():
 
 
 def test_the_copy_is_killed_and_then_the_server():
-    run, parameters = run_and_kill_shards(REPLICA, kill_at=[(COPY, 200), (SERVER, 400), (COPY, 600), (COPY, 601)])
+    run, parameters = run_and_kill_shards(REPLICA, kill_at=[(COPY, 100), (SERVER, 200), (COPY, 300), (COPY, 301)])
     check_every_update_once(run, parameters, restarts=4)
 
 
@@ -58,7 +58,7 @@ def test_the_copy_is_killed_and_then_the_server():
 def test_killed_in_the_middle_of_an_update(point, monkeypatch):
     """One of the two has the update already, the other not yet, and no worker was answered."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, point)
-    run, parameters = run_watched(REPLICA, lambda _: None, epochs=40)
+    run, parameters = run_watched(REPLICA, lambda _: None, epochs=12)
     check_every_update_once(run, parameters, restarts=1)
 
 
@@ -145,7 +145,7 @@ def test_both_are_killed_at_once_and_the_run_says_so(writing):
 def test_shards_that_choose_together_stay_together():
     """Two of three gradients make a step, in both shards the same two, whichever shard dies; what is dropped is in neither."""
     algorithm = pl.ParameterServer(mode=pl.Sync(backups=1), shards=2, durability="replica")
-    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (0, 200), (1, 300), (0, 400)])
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 50), (0, 100), (1, 150), (0, 200)])
     result = run.result
     assert (result["outcome"], result["server_restarts"]) == ("stopped", 4), result["outcome_reason"]
     rows = np.concatenate(list(run.records.values()))

@@ -30,7 +30,7 @@ def test_a_shard_is_killed_and_every_update_is_accounted_for(snapshot_s):
 
 def test_a_shard_of_several_is_killed_in_sync():
     algorithm = pl.ParameterServer(shards=2, snapshot_s=0.0)
-    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (0, 250)])
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 50), (0, 125)])
     assert (run.result["outcome"], run.result["server_restarts"]) == ("stopped", 2)
     assert [shard["version"] for shard in run.result["shards"]] == [parameters.version] * 2
     assert torch.isfinite(parameters.x).all()

@@ -58,7 +58,7 @@ def expected(records):
 
 def test_both_shards_are_killed_and_their_copies_take_over():
     algorithm = pl.ParameterServer(mode=pl.Async(), durability="replica", shards=2)
-    run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, 100), (1, 300)], program=AddUpRows)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(0, 50), (1, 150)], program=AddUpRows)
     assert table_of(parameters) == expected(check_versions(run, parameters, restarts=2))
 
 
@@ -92,7 +92,7 @@ class TwoOptimizers(AddUpRows):
 def test_a_shard_of_two_optimizers_is_killed(durability):
     snapshot = {"snapshot_s": 0.0} if durability == "snapshot" else {}
     algorithm = pl.ParameterServer(mode=pl.Async(), shards=2, durability=durability, **snapshot)
-    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 100), (0, 250)], program=TwoOptimizers)
+    run, parameters = run_and_kill_shards(algorithm, kill_at=[(1, 50), (0, 125)], program=TwoOptimizers)
     assert (run.result["outcome"], run.result["server_restarts"]) == ("stopped", 2)
     assert torch.isfinite(parameters.x).all()
 

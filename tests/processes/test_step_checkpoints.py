@@ -93,7 +93,12 @@ def test_torchrun_goes_on_from_the_last_step(event, tmp_path):
 
 @pytest.mark.parametrize(
     ("event", "before", "after"),
-    [("kill", 3, 2), ("kill", 2, 3), ("kill", 3, 1), ("kill", 2, 5), ("kill after", 3, 2), ("kill after", 2, 5)],
+    [
+        ("kill", 3, 2),
+        ("kill", 3, 1),
+        ("kill after", 2, 5),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in [("kill", 2, 3), ("kill", 2, 5), ("kill after", 3, 2)]),
+    ],
 )
 def test_any_number_of_workers_goes_on(event, before, after, tmp_path):
     loop = Loop(str(tmp_path), event, at=5, optimizer="adam")

@@ -1,4 +1,4 @@
-"""Cells of the table of loops, on real processes: a ninth of them here, all in `make soak`."""
+"""Cells of the table of loops, on real processes: a fifteenth of them here, all in `make soak`."""
 
 import contextlib
 from functools import partial

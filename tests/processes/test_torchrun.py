@@ -262,7 +262,7 @@ def test_torchrun_reports_a_kill():
     [
         ("all-reduce", {}),
         ("all-reduce(sharded=true)", {}),
-        ("d-psgd", {}),
+        pytest.param("d-psgd", {}, marks=pytest.mark.soak),
         ("d-psgd", {"PACELINE_TEST_LAZY_COPIES": "1"}),
         ("da-sgd(period=5, delay=5, merge=corrected)", {}),
         ("diloco(period=5, delay=3, local_weight=0.5)", {}),

@@ -31,9 +31,46 @@ def task():
 """
 
 
-def write_task(folder):
+# Tables whose gradients are rows, some of them of several samples of a batch.
+SPARSE_TASK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import paceline as pl
+
+SIZES = (7000, 3000)
+
+
+def datasets(folder):
+    draw = torch.Generator().manual_seed(0)
+    pairs = torch.stack([torch.randint(size, (2000,), generator=draw) for size in SIZES], 1)
+    data = TensorDataset(pairs, (pairs.sum(1) % 2).float())
+    return data, data
+
+
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = (nn.Embedding(size, 4, sparse=True) for size in SIZES)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, pairs):
+        return (self.users(pairs[:, 0]) * self.items(pairs[:, 1])).sum(1) + self.bias
+
+
+def task():
+    loss = F.binary_cross_entropy_with_logits
+    return pl.Task(
+        name="pairs", model=Pairs, datasets=datasets, loss=loss, accuracy=None, batch_size=128, learning_rate=3.0, epochs=2
+    )
+"""
+
+
+def write_task(folder, text=TASK):
     path = folder / "signs.py"
-    path.write_text(TASK)
+    path.write_text(text)
     return f"{path}:task"
 
 

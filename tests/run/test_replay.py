@@ -15,7 +15,7 @@ import paceline as pl
 from paceline.cli.app import app
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.task_replay import TaskReplay
-from run.replay_task import TASK, rewrite, simulated, trained, write_task
+from run.replay_task import SPARSE_TASK, TASK, rewrite, simulated, trained, write_task
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,8 @@ def test_more_restarts_than_the_run_had_are_refused(locked):
 @pytest.mark.parametrize("algorithm", ["parameter-server(mode=async)", "lockstep", "leashed", "local-sgd"])
 def test_sparse_gradients_are_replayed(tmp_path, algorithm):
     """Under plain SGD, workers that step by themselves add a row's gradients one by one, and servers their sum."""
-    folder = trained(tmp_path / "run", "clicks", algorithm, momentum=None, workers=2, steps=4)
+    task = write_task(tmp_path, SPARSE_TASK)
+    folder = trained(tmp_path / "run", task, algorithm, momentum=None, workers=2, steps=4)
     recorded = pl.RecordedRun(folder)
     assert recorded.replay().checkpoint is not None
     if algorithm == "leashed":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import paceline as pl
+from chosen import each_value
 from run.replay_task import rewrite, trained, write_task
 
 METHODS = [
@@ -46,17 +47,21 @@ def test_a_resumed_run_is_replayed_from_its_checkpoint(tmp_path, task, algorithm
 
 
 @pytest.mark.parametrize(
-    ("named", "then"),
-    [
-        ({"workers": 2}, {"workers": 3}),
-        ({"workers": 4}, {"workers": 2}),
-        ({"workers": 1}, {"workers": 2}),
-        ({"optimizer": "adamw", "momentum": None}, {}),
-        ({"momentum": 0.5}, {"momentum": 0.8, "learning_rate": 0.01}),
-    ],
+    ("how", "algorithm"),
+    each_value(
+        [
+            ({"workers": 2}, {"workers": 3}),
+            ({"workers": 4}, {"workers": 2}),
+            ({"workers": 1}, {"workers": 2}),
+            ({"optimizer": "adamw", "momentum": None}, {}),
+            ({"momentum": 0.5}, {"momentum": 0.8, "learning_rate": 0.01}),
+        ],
+        ["locked", "all-reduce", "parameter-server(mode=async)"],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("algorithm", ["locked", "all-reduce", "parameter-server(mode=async)"])
-def test_a_run_that_goes_on_otherwise_is_replayed(tmp_path, task, algorithm, named, then):
+def test_a_run_that_goes_on_otherwise_is_replayed(tmp_path, task, algorithm, how):
+    named, then = how
     folder = begin(tmp_path / "run", task, algorithm, **named)
     assert go_on(folder, task, algorithm, 2, **{**named, **then}).replay().checkpoint is not None
 

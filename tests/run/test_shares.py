@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 import paceline as pl
+from chosen import each_value
 from contracts.linear_task import LINEAR
 from paceline.simulator import Cluster, Faults
 
@@ -241,11 +242,12 @@ def test_a_killed_worker_ends_a_sharded_run():
 SURVIVED = ["lockstep(shares=auto)", "all-reduce(shares=auto)", "all-reduce(shares=auto, codec=qsgd)"]
 
 
-@pytest.mark.parametrize("algorithm", SURVIVED)
-@pytest.mark.parametrize("sampler", [None, Backwards(400)])
 @pytest.mark.parametrize(
-    "kills", [{0: 12}, {1: 12}, {2: 9}, {1: 8, 2: 14}, {0: 17, 1: 19}, {2: 3}, {1: 17, 2: 17}], ids=str
+    ("algorithm", "kills"),
+    each_value(SURVIVED, [{0: 12}, {1: 12}, {2: 9}, {1: 8, 2: 14}, {0: 17, 1: 19}, {2: 3}, {1: 17, 2: 17}]),
+    ids=str,
 )
+@pytest.mark.parametrize("sampler", [None, Backwards(400)])
 def test_survivors_train_on_each_sample_once_and_by_their_speeds(algorithm, sampler, kills):
     """Worker 0 is slow; an epoch has 17 rounds of three workers. Two workers share rounds that were cut for three."""
     faults, seen = Faults(), []

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from chosen import each_value
 from paceline.data.plan import BatchPlan
 from paceline.records.summary import applied_in_order
 from paceline.simulator import Cluster, ExponentialTail, Normal
@@ -158,10 +159,10 @@ def test_number_of_workers_in_the_retry_loop(workers, ratio):
     assert free_loop > in_loop
 
 
-@pytest.mark.parametrize("algorithm", ["hogwild", "leashed", "locked"])
-@pytest.mark.parametrize(("workers", "factor"), [(4, 10), (8, 100)])
-def test_a_slow_worker_costs_its_share_only(algorithm, workers, factor):
+@pytest.mark.parametrize(("algorithm", "slow"), each_value(["hogwild", "leashed", "locked"], [(8, 100), (4, 10)]))
+def test_a_slow_worker_costs_its_share_only(algorithm, slow):
     """Time for the same number of samples: P / (P - 1 + 1/f) of the undisturbed time, by the counter of batches."""
+    workers, factor = slow
     cluster = Cluster(workers=workers, compute_s=VARIED)
     epochs, batch = 120, {"batch_size": 8}
     config = pl.TrainConfig(algorithm=algorithm, epochs=epochs, **batch)

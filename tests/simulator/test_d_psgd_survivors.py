@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
+from chosen import each_value
 from oracles import gossip
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
@@ -66,8 +67,11 @@ def name(tmp_path_factory):
     return task_file(tmp_path_factory.mktemp("task"), NUM_BATCHES)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("kills", [{0: 2}, {3: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {0: 4}, {1: 5}], ids=str)
+@pytest.mark.parametrize(
+    ("topology", "kills"),
+    each_value(list(TOPOLOGIES), [{0: 2}, {3: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {0: 4}, {1: 5}]),
+    ids=str,
+)
 @pytest.mark.parametrize("kind", ["loop", "task"])
 def test_survivors_go_on(topology, kills, kind, name):
     run, notes = check(topology, at_step(kills), Cluster(workers=4, **CLUSTER), name if kind == "task" else None)
@@ -75,14 +79,28 @@ def test_survivors_go_on(topology, kills, kind, name):
     assert len(notes.members[max(notes.members)]) == 4 - len(kills)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
+DEATHS = (
     st.sampled_from(list(TOPOLOGIES)),
     st.integers(2, 6),
     st.dictionaries(st.integers(0, 5), st.floats(0.001, 0.5), min_size=1, max_size=5),
     st.booleans(),
 )
+
+
+@settings(max_examples=40, deadline=None)
+@given(*DEATHS)
 def test_whoever_dies_whenever(name, topology, workers, kills, is_task):
+    check_deaths(name, topology, workers, kills, is_task)
+
+
+@pytest.mark.soak
+@settings(max_examples=1000, deadline=None)
+@given(*DEATHS)
+def test_a_thousand_runs_with_deaths(name, topology, workers, kills, is_task):
+    check_deaths(name, topology, workers, kills, is_task)
+
+
+def check_deaths(name, topology, workers, kills, is_task):
     faults = Faults()
     for worker, at_s in [one for one in kills.items() if one[0] < workers][: workers - 1]:
         faults = faults.kill(worker=worker, at_s=at_s)
@@ -137,14 +155,28 @@ def test_replacements_take_part(topology, kills, tmp_path):
     assert sorted(one for one, came in notes.came.items() if came) == sorted(kills)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+REPLACED = (
     st.sampled_from(list(TOPOLOGIES)),
     st.integers(2, 5),
     st.lists(st.tuples(st.integers(0, 4), st.floats(0.001, 1.5)), min_size=1, max_size=6),
     st.sampled_from([0.01, 0.1, 0.3]),
 )
+
+
+@settings(max_examples=30, deadline=None)
+@given(*REPLACED)
 def test_whoever_is_replaced_whenever(name, topology, workers, kills, restart_s):
+    check_replacements(name, topology, workers, kills, restart_s)
+
+
+@pytest.mark.soak
+@settings(max_examples=1000, deadline=None)
+@given(*REPLACED)
+def test_a_thousand_runs_with_replacements(name, topology, workers, kills, restart_s):
+    check_replacements(name, topology, workers, kills, restart_s)
+
+
+def check_replacements(name, topology, workers, kills, restart_s):
     """Worker 0 is never killed, so that there is always a worker that can let the others in."""
     faults = Faults()
     for worker, at_s in kills:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
+from chosen import each_value
 from exact_codec import exact_codec  # noqa: F401
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator import Cluster, Faults
@@ -85,7 +86,12 @@ def steps_made(run, kills):
     return {worker: len(run.records[worker]) for worker in kills}
 
 
-KILLS = pytest.mark.parametrize("kills", [{0: 2}, {2: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {0: 3}, {1: 4}], ids=str)
+KILLS = [{0: 2}, {2: 1}, {0: 2, 2: 2}, {0: 1, 1: 3}, {0: 3}, {1: 4}]
+ALL = [*METHODS, coded(LOCAL), coded(STREAM)]
+
+
+def named(one):
+    return getattr(one, "spec", str(one))
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +99,14 @@ def name(tmp_path_factory):
     return task_file(tmp_path_factory.mktemp("task"), NUM_BATCHES)
 
 
-@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
-@KILLS
+@pytest.mark.parametrize(("method", "kills"), each_value(ALL, KILLS), ids=named)
 def test_a_loop_goes_on(method, kills):
     run, *_ = found = loop_run(method, at_step(kills), Cluster(workers=3, **CLUSTER))
     check(method, found, steps_made(run, kills))
     assert sorted(run.returned) == [worker for worker in range(3) if worker not in kills]
 
 
-@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
-@KILLS
+@pytest.mark.parametrize(("method", "kills"), each_value(ALL, KILLS[::-1]), ids=named)
 def test_a_task_goes_on(method, kills, name):
     run, *_ = found = task_run(method, at_step(kills), Cluster(workers=3, **CLUSTER), name)
     check(method, found, steps_made(run, kills))
@@ -133,14 +137,28 @@ def test_replacements_take_part(method, kills, tmp_path):
     assert reference.counted == dict.fromkeys(range(epochs * NUM_BATCHES), 1)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+DEATHS = (
     st.sampled_from(METHODS),
     st.integers(2, 5),
     st.dictionaries(st.integers(0, 4), st.integers(1, 7), min_size=1, max_size=4),
     st.booleans(),
 )
+
+
+@settings(max_examples=30, deadline=None)
+@given(*DEATHS)
 def test_whoever_dies_whenever(name, method, workers, kills, is_task):
+    check_deaths(name, method, workers, kills, is_task)
+
+
+@pytest.mark.soak
+@settings(max_examples=1000, deadline=None)
+@given(*DEATHS)
+def test_a_thousand_runs_with_deaths(name, method, workers, kills, is_task):
+    check_deaths(name, method, workers, kills, is_task)
+
+
+def check_deaths(name, method, workers, kills, is_task):
     kills = {worker: step for worker, step in kills.items() if worker < workers}
     kills = dict(list(kills.items())[: workers - 1])
     cluster = Cluster(workers=workers, **CLUSTER)
@@ -149,8 +167,7 @@ def test_whoever_dies_whenever(name, method, workers, kills, is_task):
     check(method, found, steps_made(run, run.result["workers_lost"]))
 
 
-@pytest.mark.parametrize("method", [*METHODS, coded(LOCAL), coded(STREAM)], ids=lambda one: one.spec)
-@pytest.mark.parametrize("worker", [0, 2])
+@pytest.mark.parametrize(("method", "worker"), each_value(ALL, [0, 2]), ids=named)
 def test_a_worker_dies_at_any_instant(method, worker, name):
     """If it has brought its model to a mean, its last step counts there, of which it leaves no record."""
     cluster = Cluster(workers=3, **CLUSTER).slow(worker=1, factor=1.5)

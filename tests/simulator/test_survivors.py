@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from chosen import each_value
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.errors import AlgorithmWarning
 from paceline.run.simulate_task import TaskSimulation
@@ -131,12 +132,10 @@ def test_a_task_goes_on_as_one_process_with_the_batches_that_are_dealt_again(met
     check(run, models, shuffled(NUM_BATCHES), deaths, workers)
 
 
-@pytest.mark.parametrize("method", [*METHODS, CODED])
-@pytest.mark.parametrize(("worker", "round"), [(0, 2), (2, 2), (0, 3)])
-def test_a_gradient_counts_if_its_worker_brought_it_and_otherwise_its_batch_is_dealt_again(
-    method, worker, round, tmp_path
-):
+@pytest.mark.parametrize(("method", "at"), each_value([*METHODS, CODED], [(0, 2), (2, 2), (0, 3)]), ids=str)
+def test_a_gradient_counts_if_its_worker_brought_it_and_otherwise_its_batch_is_dealt_again(method, at, tmp_path):
     """Killed at any instant of a round: as it computes, moves vectors, waits or updates; in round 3 it alone has a batch."""
+    worker, round = at
     cluster = Cluster(workers=3, **CLUSTER).slow(worker=1, factor=1.5)
     run, _ = task_run(method, None, cluster, tmp_path)
     begun_s, ended_s = run.records[1]["ended_s"][round - 2 : round]
@@ -285,10 +284,13 @@ def test_replacements_take_part_with_what_the_others_have(method, kills, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "method",
-    [*METHODS, CODED, "local-sgd(period=3)", "da-sgd(period=3,delay=3)", "diloco(period=4,fragments=2,delay=1)"],
+    ("method", "kills"),
+    each_value(
+        [*METHODS, CODED, "local-sgd(period=3)", "da-sgd(period=3,delay=3)", "diloco(period=4,fragments=2,delay=1)"],
+        [{1: 2}, {0: 2, 2: 2}, {0: 2, 1: 5}],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("kills", [{1: 2}, {0: 2, 2: 2}, {0: 2, 1: 5}], ids=str)
 def test_too_few_workers_wait_for_replacements(method, kills, tmp_path):
     """A replacement that comes long after the death lacks the step in which the worker died, and that in which it came."""
     config = pl.TrainConfig(

@@ -12,6 +12,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 import soak_results
+from chosen import each_value
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, JoinRequest, MessageCollectives
@@ -299,8 +300,7 @@ def train(network, histories, *, leaver=None):
     network.run(program)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("faults", [0, 1, 2, 3])
+@pytest.mark.parametrize(("workers", "faults"), each_value([4, 2, 3], [0, 1, 2, 3]))
 def test_survivors_agree_on_every_round(workers, faults):
     check_runs(workers, faults, runs=150 if faults else 40)
 
@@ -327,8 +327,7 @@ def check_runs(workers, faults, runs=150):
     assert faults == 0 or deaths > 0
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5])
-@pytest.mark.parametrize("faults", [1, 3])
+@pytest.mark.parametrize(("workers", "faults"), each_value([2, 3, 4, 5], [1, 3]))
 def test_workers_that_cannot_reach_each_other_never_train_on_both_sides(workers, faults):
     check_silences(workers, faults, runs=50)
 
@@ -451,8 +450,7 @@ def train_with_newcomers(network, histories, leaves_in=None):
     network.run(program)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("faults", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "faults"), each_value([2, 3, 4], [1, 4, 2]))
 def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(workers, faults):
     check_newcomers(workers, faults, runs=max(60, 30 * faults))
 
@@ -582,8 +580,7 @@ def draw_plan(draws):
     return [*plan, "wait"]
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("faults", [0, 1, 3])
+@pytest.mark.parametrize(("workers", "faults"), each_value([4, 2, 3], [3, 1, 0]))
 @pytest.mark.parametrize("silences", [False, True])
 def test_vectors_that_are_added_up_before_their_round(workers, faults, silences, monkeypatch):
     """In drawn programs: each sum is of the vectors of exactly the members of the round in which it is waited for."""

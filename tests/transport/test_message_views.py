@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from chosen import each_value
 from oracles import gossip
 from paceline.algorithms import registry
 from paceline.data.plan import BatchPlan
@@ -307,8 +308,7 @@ def check_newcomers(workers, faults, runs, *, silences=False):
     return entered
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("faults", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "faults"), each_value([2, 3, 4], [1, 4, 2]))
 def test_newcomers_take_part_from_a_round_on_of_which_all_know(workers, faults):
     assert (
         check_newcomers(workers, faults, runs=150 if workers == 2 else 60) > 5
@@ -429,8 +429,7 @@ def check_batches(network, found, alive, first):
     assert ends_with or len(counted) == EPOCHS * BATCHES
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("faults", [0, 1, 2, 3])
+@pytest.mark.parametrize(("workers", "faults"), each_value([4, 2, 3], [0, 1, 2, 3]))
 def test_survivors_agree_on_every_round(workers, faults):
     check_runs(workers, faults, runs=100 if faults else 40)
 

@@ -69,12 +69,19 @@ cases = {
 }
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(**cases, order=st.sampled_from(ORDERS))
 @example("d-psgd", "momentum", (3, 2), ORDERS[0])
 @example("local-sgd(period=2)", "adamw", (7, 3), ORDERS[0])
 @example("local-sgd(period=3, warmup_steps=2)", "momentum", (7, 5), ORDERS[0])
 def test_simulated_loops_equal_the_reference(algorithm, optimizer, size, order):
+    check_loop(algorithm, optimizer, *size, order, "simulator")
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(**cases, order=st.sampled_from(ORDERS))
+def test_many_simulated_loops_do(algorithm, optimizer, size, order):
     check_loop(algorithm, optimizer, *size, order, "simulator")
 
 
@@ -84,11 +91,18 @@ def test_loops_of_real_workers_equal_the_reference(algorithm, order, optimizer):
     check_loop(algorithm, optimizer, 7, 3, order, "threads")
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(**cases)
 @example("d-psgd", "adamw", (3, 2))
 @example("local-sgd(period=2)", "momentum", (7, 3))
 def test_simulated_tasks_equal_the_reference(tmp_path_factory, algorithm, optimizer, size):
+    check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(**cases)
+def test_many_simulated_tasks_do(tmp_path_factory, algorithm, optimizer, size):
     check_task(algorithm, optimizer, *size, "simulator", tmp_path_factory.mktemp("task"))
 
 

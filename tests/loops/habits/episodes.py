@@ -5,12 +5,14 @@ import torch.nn.functional as F
 
 from loops.problem import TRAIN, made
 
+STEPS = 60
+
 
 def loop(attach):
     model, optimizer = made()
     torch.manual_seed(3)
     with attach(model, optimizer):
-        for _ in range(60):
+        for _ in range(STEPS):
             losses = []
             for _ in range(int(torch.randint(2, 9, ()))):
                 chosen = int(torch.randint(len(TRAIN[0]), ()))

@@ -1,8 +1,12 @@
 """A loop's own loss on a mesh: the gradient is that of the mean of the workers' losses, on every mesh."""
 
+import itertools
+from functools import cache
+
 import pytest
 import torch
 
+from chosen import each_value
 from model_parallel.tensor import losses
 from model_parallel.tensor.threads import on_each
 from paceline import model_parallel as mp
@@ -10,15 +14,20 @@ from paceline.errors import UsageError
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.model_parallel.tensor.shapes import Grid, Line
 
-MESHES = [
-    *((Line(workers), "allgather") for workers in (1, 2, 3, 4)),
-    (Grid(1, 2), "allgather"),
+KINDS = [(Line(3), "allgather"), (Grid(1, 2), "allgather"), (Grid(2), "allgather"), (Grid(2), "summa")]
+OTHERS = [
+    *((Line(workers), "allgather") for workers in (1, 2, 4)),
     (Grid(1, 3), "summa"),
-    *((Grid(2), mode) for mode in ("allgather", "summa")),
-    *((Grid(2, 2), mode) for mode in ("allgather", "summa")),
+    *((Grid(2, 2), mode) for mode in ("summa", "allgather")),
     (Grid(3), "allgather"),
 ]
+LOSSES = [*losses.MEANS, *losses.PENALISED]
 CLOSE = {"rtol": 0.0, "atol": 1e-12}
+
+
+@cache
+def alone(loss):
+    return losses.trained(Mesh.alone(), loss)
 
 
 def check(found, expected):
@@ -29,21 +38,25 @@ def check(found, expected):
     torch.testing.assert_close(norm, other_norm, **CLOSE)
 
 
-@pytest.mark.parametrize("loss", [*losses.MEANS, *losses.PENALISED], ids=lambda one: one.__name__)
-@pytest.mark.parametrize(("shape", "mode"), MESHES, ids=str)
-def test_gradients_of_any_mean_are_those_of_one_process(shape, mode, loss):
-    """Three steps of two passes each, with clipping."""
-    expected = losses.trained(Mesh.alone(), loss)
+@pytest.mark.parametrize(
+    ("mesh", "loss"),
+    [*itertools.product(KINDS, LOSSES), *each_value(OTHERS, LOSSES)],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
+def test_gradients_of_any_mean_are_those_of_one_process(mesh, loss):
+    """Three steps of two passes each, with clipping; every loss on each kind of mesh."""
+    shape, mode = mesh
+    expected = alone(loss)
     for found in on_each(shape, lambda mesh: losses.trained(mesh, loss), mode=mode, bucket_bytes=3000):
         check(found, expected)
         if loss in losses.MEANS:
             torch.testing.assert_close(found[3], expected[3], **CLOSE)
 
 
-@pytest.mark.parametrize(("shape", "mode"), MESHES, ids=str)
+@pytest.mark.parametrize(("shape", "mode"), [*KINDS, *OTHERS], ids=str)
 def test_a_sum_counts_as_the_mean_of_the_workers_sums(shape, mode):
     """As under data parallelism: a line's workers have all of it, a grid's each have a part."""
-    expected = losses.trained(Mesh.alone(), losses.sum_of_squares)
+    expected = alone(losses.sum_of_squares)
     parts = 1 if isinstance(shape, Line) else shape.workers
 
     def program(mesh):

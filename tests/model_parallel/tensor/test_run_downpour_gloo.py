@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chosen import soaked
 from model_parallel.tensor.run_loops import alone, check_same, found
 from model_parallel.tensor.test_run_gloo import ends
 
@@ -15,7 +16,7 @@ def test_one_replica_is_plain_sgd(tmp_path):
         check_same(found(tmp_path, worker), alone("momentum"))
 
 
-@pytest.mark.parametrize(("layout", "workers"), [("tensor(line=2)", 4), ("tensor(q=2)", 8)])
+@pytest.mark.parametrize(("layout", "workers"), [("tensor(line=2)", 4), *soaked(("tensor(q=2)", 8))])
 def test_two_replicas_end_with_one_model(layout, workers, tmp_path):
     algorithm, settings = "downpour(push=2, fetch=3, shards=2)", {"batches": 12, "optimizer": "momentum"}
     codes, said = ends(tmp_path, workers, layout, algorithm, 2, settings)

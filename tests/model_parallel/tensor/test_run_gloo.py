@@ -8,6 +8,7 @@ import pytest
 
 import forked
 import paceline as pl
+from chosen import soaked
 from model_parallel import gloo_workers
 from model_parallel.tensor.run_loops import alone, check_same, found, last_steps, loop
 
@@ -25,7 +26,7 @@ def ends(folder, workers, *words, **variables):
         ("tensor(q=2)", 4, 1, "adamw"),
         ("tensor(line=2)", 4, 2, "adamw"),
         ("tensor(line=3)", 3, 1, "momentum"),
-        ("tensor(q=2, depth=2, mode=summa)", 8, 1, "momentum"),
+        *soaked(("tensor(q=2, depth=2, mode=summa)", 8, 1, "momentum")),  # which test_gloo.py trains without `attach`
     ],
 )
 def test_three_steps_are_one_process(layout, workers, replicas, optimizer, tmp_path):
@@ -66,9 +67,9 @@ def test_a_killed_worker_of_launch_is_named(layout, replicas, tmp_path, nothing_
 @pytest.mark.parametrize(
     ("layout", "algorithm", "replicas"),
     [
-        ("tensor(q=2, mode=summa)", "all-reduce", 1),
         ("tensor(line=2)", "all-reduce", 2),
-        pytest.param("tensor(line=2)", "da-sgd(period=2, delay=1)", 2, marks=pytest.mark.soak),
+        # Below, torchrun starts the workers of a square again.
+        *soaked(("tensor(q=2, mode=summa)", "all-reduce", 1), ("tensor(line=2)", "da-sgd(period=2, delay=1)", 2)),
     ],
 )
 def test_what_is_started_again_after_a_kill_ends_as_if_there_had_been_none(layout, algorithm, replicas, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from chosen import soaked
 from model_parallel import gloo_workers
 from model_parallel.tensor.model import BATCH, HIDDEN, LENGTH
 from model_parallel.tensor.run_loops import found, loop
@@ -60,7 +61,7 @@ def test_launch(layout, tmp_path):
     assert more - few == workers * STEPS * ELEMENT_BYTES * sum(one.elements for one in plan_of(layout).values())
 
 
-@pytest.mark.parametrize("layout", ["tensor(q=2)", "tensor(q=2, mode=summa)"])
+@pytest.mark.parametrize("layout", ["tensor(q=2)", *soaked("tensor(q=2, mode=summa)")])
 def test_torchrun(layout, tmp_path):
     for blocks in BLOCKS:
         (tmp_path / str(blocks)).mkdir()
