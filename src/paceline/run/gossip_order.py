@@ -12,7 +12,7 @@ import torch
 
 from paceline.algorithms.exchange import move
 from paceline.records.order import NONE
-from paceline.run.recorded_order import RecordedReplica, RepeatingReplica
+from paceline.run.recorded_order import StepOrder
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
@@ -94,43 +94,40 @@ def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
         yield _Half(version, State(peer, peer_incarnation, at), own)
 
 
-class TakesAverages(RepeatingReplica):
-    """Averages a worker's own model where the run did; comes before the class of a replica.
+class AverageOrder(StepOrder):
+    """Averages a worker's own model where the run did.
 
     Args:
         averages: of all workers.
+        process: the worker and its incarnation.
         shared: the worker's model.
-        on_own: called with the version of each of the worker's updates, before it averages again; None: never.
+        on_applied: called with the version of each of the worker's updates, before it averages again.
     """
 
     def __init__(
-        self, *args: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any
+        self, averages: Averages, process: tuple[int, int], shared: Any, on_applied: Callable[[int], None]
     ) -> None:
-        process = base["core"].worker_id, base["incarnation"]
-        self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
-        self._begin_averages = lambda: averages.begin(process, shared)
+        super().__init__(on_applied)
+        self._averages, self._process, self._shared = averages, process, shared
 
-        def on_applied(version: int) -> None:
-            averages.reached(process, shared)
-            if on_own is not None:
-                on_own(version)
+    def begin(self) -> None:
+        self._averages.begin(self._process, self._shared)
 
-        super().__init__(*args, on_applied=on_applied, **base)
+    def read(self, row: Any) -> None:
+        self._until(row["read_version"])
 
-    def steps(self) -> Iterator[int]:
-        self._begin_averages()
-        for step in super().steps():  # type: ignore[misc]
-            if self._row is not None:  # else the loop has begun a step that it may not make
-                self._until(self._row["read_version"])
-            yield step
+    def computed(self, row: Any) -> None:
+        self._until(row["applied_version"] - 1)
+
+    def recorded(self, version: int) -> None:
+        self._averages.reached(self._process, self._shared)
+        super().recorded(version)
+
+    def end(self) -> None:
         self._until(float("inf"))
 
-    def _computed(self) -> None:
-        self._until(self._row["applied_version"] - 1)
-
-
-class AveragingReplica(TakesAverages, RecordedReplica):
-    """A task's replica whose averages come from the run's records."""
+    def _until(self, version: float) -> None:
+        self._averages.until(self._process, self._shared, version)
 
 
 class Silence:

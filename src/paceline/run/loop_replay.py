@@ -7,23 +7,12 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from paceline.data.epoch_claims import EpochClaims
 from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
-from paceline.records.accruals import ACCRUED
-from paceline.records.step_record import RECORD_DTYPE
-from paceline.run.gossip_order import TakesAverages
-from paceline.run.recorded_order import (
-    COMPARED,
-    RepeatingReplica,
-    ReplayMismatchError,
-    TakesTurns,
-    compare_step,
-    first_step,
-)
+from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
@@ -35,8 +24,6 @@ from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
 from paceline.worker.gathering import Call, Gatherer
 from paceline.worker.memberships.membership import BatchShare
-
-_PLACES = [(RECORD_DTYPE.names or ()).index(name) for name in COMPARED]
 
 
 class RecordedBatches(EpochClaims):
@@ -67,57 +54,23 @@ class RecordedBatches(EpochClaims):
 
 
 class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
-    """A loop's worker that repeats its recorded steps; what it records is compared with them.
-
-    Args:
-        rows: the records of the worker.
-        keeps: the update whose gradients are kept, if this worker computes any for it.
-        may_go_on: whether the loop may make steps that have no record, as the run has ended before it.
-        is_cut_off: whether the replay has ended, and the loop leaves its step unfinished.
+    """A loop's worker that repeats its recorded steps.
 
     Attributes:
-        kept: step -> its kept gradient (P,), as `backward` has left it.
-        samples_of: batch of such a step -> the sampler's output for it; None: it has no sampler.
-        compared: number of steps that were equal.
+        samples_of: batch of a step whose gradient is kept -> the sampler's output for it; None: it has no sampler.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        rows: np.ndarray,
-        keeps: int | None,
-        may_go_on: bool,
-        is_cut_off: Callable[[], bool],
-        recorder: Any,
-        **base: Any,
-    ) -> None:
-        self._recorded, self._keeps, self._may_go_on, self._is_cut_off = rows, keeps, may_go_on, is_cut_off
-        self._first_step = first_step(rows)
-        self._write = recorder.append
-        self.kept: dict[int, torch.Tensor] = {}
+    def __init__(self, optimizer: torch.optim.Optimizer, **base: Any) -> None:
         self.samples_of: dict[int, Any] = {}
-        self.compared = 0
-        super().__init__(optimizer, recorder=self, **base)
-
-    @property
-    def next_row(self) -> Any:
-        """The record of the first step that was not compared; None: all were."""
-        return self._recorded[self.compared] if self.compared < len(self._recorded) else None
-
-    @property
-    def _row(self) -> Any:
-        place = self.step - self._first_step
-        return self._recorded[place] if place < len(self._recorded) else None
+        super().__init__(optimizer, **base)
 
     def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
         super().gradient(at, version, *in_backward, **named)
         if self._row is None and not self._may_go_on:
             raise self._one_more()
-        if self._row is not None and self._keeps is not None and self._row["applied_version"] == self._keeps:
+        if self._is_kept:
             self._keep()
-        if self._row is not None:
-            self._computed()
+        self._computed()
 
     def _keep(self) -> None:
         self.kept[self.step] = g = self.binding.zeros()
@@ -126,38 +79,6 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
                 part.copy_(parameter.grad.to_dense())
         if self.claims is not None and self.batch >= 0:
             self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
-
-    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
-        super()._record(applied_version, gradient_version, failed_publishes)
-        if self._on_applied is not None and applied_version != ACCRUED:
-            self._on_applied(applied_version)
-
-    def append(self, *fields: float) -> None:
-        """Takes one record, as a `Recorder`, and compares it: the loop may report a loss after its step."""
-        if self._is_cut_off():  # the step lacks the loss that the loop would still have reported
-            return
-        self._write(*fields)
-        if (row := self.next_row) is not None:
-            compare_step(self._core.worker_id, row, [fields[place] for place in _PLACES])
-            self.compared += 1
-        elif not self._may_go_on:
-            raise self._one_more()
-
-    def _one_more(self) -> ReplayMismatchError:
-        worker_id, steps = self._core.worker_id, len(self._recorded)
-        return ReplayMismatchError(
-            f"The replay differs from the run: worker {worker_id} goes on after step {steps}, its last one in the run.",
-            -1,
-            worker_id,
-        )
-
-
-class _OrderedLoop(TakesTurns, RecordedLoop):
-    """A loop's worker that takes turns."""
-
-
-class _AveragingLoop(TakesAverages, RecordedLoop):
-    """A loop's worker whose averages come from the run's records."""
 
 
 class _ReplayedMembership(SimulatedMembership):
@@ -322,26 +243,10 @@ class LoopReplay(Repetition, LoopSimulation):
     def new_replica(
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
-        worker_id = member.worker_id
-        process, applied = (worker_id, member.incarnation), partial(self._applied, worker_id)
-        base |= {
-            "rows": self._rows(*process),
-            "keeps": self._version if self._ends_there and self._is_maker(process) else None,
-            "may_go_on": self._run.is_cut or (self._deaths is not None and self._deaths.has(process)),
-            "stopped": member.stopped,
-            "is_cut_off": lambda: self.scheduler.has_ended,
-        }
-        if self._averages is not None:
-            shared, on_own = self.machine.shared.workers[worker_id], applied if process == self._maker else None
-            on_own = partial(self._applied_other, process) if process in self._others else on_own
-            replica: RecordedLoop = _AveragingLoop(
-                optimizer, averages=self._averages, shared=shared, on_own=on_own, **base
-            )
-        elif self._turns is not None:
-            replica = _OrderedLoop(optimizer, turns=self._turns, on_applied=self._turns.updated, **base)
-        else:
-            replica = RecordedLoop(optimizer, on_applied=None if self._orders else applied, **base)
-        self._replicas[process] = replica
+        process = member.worker_id, member.incarnation
+        may_go_on = self._run.is_cut or (self._deaths is not None and self._deaths.has(process))
+        base |= {"stopped": member.stopped, "may_go_on": may_go_on}
+        replica = self._replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
         return replica
 
 

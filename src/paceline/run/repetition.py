@@ -25,9 +25,9 @@ from paceline.records import checkpoint_contents
 from paceline.records.order import Exchange
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
-from paceline.run.gossip_order import Averages, Silence
+from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_neighbours import Models, RecordedMailbox, RecordedRounds, lost_models
-from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, Turns
+from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, StepOrder, Turns
 from paceline.run.recorded_views import Deaths, RecordedNewcomers
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
@@ -109,8 +109,9 @@ class Repetition(ABC):
         others: Mapping[tuple[int, int], int] | None = None,
     ) -> None:
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
-        self._others, self.kept_others = dict(others or {}), list[torch.Tensor]()
+        self._wanted = {maker: version, **(others or {})}  # models to keep that are not kept yet
         self.kept: torch.Tensor | None = None
+        self.kept_others: list[torch.Tensor] = []
         self._replicas: dict[tuple[int, int], Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
@@ -142,10 +143,8 @@ class Repetition(ABC):
         if run.changes:
             self._order_deaths(machine)
         elif needs.kind in _SHARED:
-            self._turns = Turns(self.scheduler, self._updated)
-            for rows in chain.from_iterable(run.processes.values()):
-                self._turns.expect(rows, retries=needs.kind == "slots")
-            self._turns.begin()
+            processes = chain.from_iterable(run.processes.values())
+            self._turns = Turns(self.scheduler, processes, self._applied, retries=needs.kind == "slots")
         elif needs.kind == "served":
             exchanges = run.exchanges()
             for number, shard in enumerate(machine.shared.shards):
@@ -170,6 +169,19 @@ class Repetition(ABC):
     def cluster_of(run: Recorded) -> Cluster:
         """The simulated machine; rounds with deaths are in its memory, as in the run."""
         return Cluster(workers=run.config.workers, collective="memory" if run.changes else None)
+
+    def recorded(self, process: tuple[int, int]) -> dict[str, Any]:
+        """Arguments of the replica of a worker's process, beyond those of a simulation."""
+        keeps = self._version if self._ends_there and self._is_maker(process) else None
+        return {"rows": self._rows(*process), "keeps": keeps, "order": self._step_order(process)}
+
+    def _step_order(self, process: tuple[int, int]) -> StepOrder:
+        if self._turns is not None:
+            return self._turns
+        on_applied = partial(self._applied, process=process)
+        if self._averages is not None:
+            return AverageOrder(self._averages, process, self.machine.shared.workers[process[0]], on_applied)
+        return StepOrder(on_applied if not self._orders else None)
 
     def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
         """The ports of a worker's program: recorded averages need no messages."""
@@ -205,7 +217,7 @@ class Repetition(ABC):
                 warnings.simplefilter("ignore", kind)
             self.run_programs()
         if self._ends_there:
-            if self.kept is None or self._others:
+            if self._wanted:
                 raise self._contradiction(f"The replay ended before update {self._version}.")
             return
         compared = self.num_compared
@@ -299,32 +311,23 @@ class Repetition(ABC):
         if not self._to_keep:
             self._keep(self._kept_parts)
 
-    def _updated(self, version: int) -> None:
-        if version == self._version:
-            x = self.binding.zeros()
-            self.machine.shared.snapshot(x)
-            self._keep(x)
+    def _applied(self, version: int, process: tuple[int, int] | None = None) -> None:
+        """Keeps the model after an update, if it is one to keep; `process` has made it, if each worker has a model."""
+        owner = process if process in self._wanted else None
+        if self._wanted.get(owner) != version:
+            return
+        shared, x = self.machine.shared, self.binding.zeros()
+        if process is not None and self.algorithm.needs.kind == "replicated":  # others may not have made this update yet
+            shared.model(process[0], x)
+        else:
+            shared.snapshot(x)
+        self._keep(x, owner)
 
-    def _applied(self, worker_id: int, version: int) -> None:
-        if version == self._version and self.kept is None:
-            shared = self.machine.shared
-            is_own = self.algorithm.needs.kind == "replicated"  # others may not have made this update yet
-            x = self.binding.zeros()
-            (partial(shared.model, worker_id) if is_own else shared.snapshot)(x)
-            self._keep(x)
-
-    def _applied_other(self, process: tuple[int, int], version: int) -> None:
-        if version == self._others.get(process):
-            x = self.binding.zeros()
-            self.machine.shared.model(process[0], x)
+    def _keep(self, x: torch.Tensor, owner: tuple[int, int] | None = None) -> None:
+        del self._wanted[owner]
+        if owner == self._maker:
+            self.kept = x
+        else:
             self.kept_others.append(x)
-            del self._others[process]
-            self._end_if_kept()
-
-    def _keep(self, x: torch.Tensor) -> None:
-        self.kept = x
-        self._end_if_kept()
-
-    def _end_if_kept(self) -> None:
-        if self._ends_there and self.kept is not None and not self._others:
+        if self._ends_there and not self._wanted:
             self.scheduler.cut()

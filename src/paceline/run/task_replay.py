@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ import torch
 from paceline.data.plan import BatchPlan
 from paceline.errors import PacelineError, UsageError
 from paceline.ports.ports import Ports
-from paceline.run.gossip_order import AveragingReplica
 from paceline.run.inputs import inputs_of
-from paceline.run.recorded_order import OrderedReplica, RecordedClaims, RecordedReplica
+from paceline.run.recorded_order import RecordedClaims, RecordedReplica
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.program import ProgramError
@@ -76,24 +74,11 @@ class TaskReplay(Repetition, TaskSimulation):
         return True
 
     def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
-        worker_id = base["core"].worker_id
-        process = worker_id, base["incarnation"]
-        keeps = self._version if self._ends_there and self._is_maker(process) else None
-        base |= {"rows": self._rows(*process), "keeps": keeps}
-        if self._averages is not None:
-            shared = self.machine.shared.workers[worker_id]
-            on_own = partial(self._applied, worker_id) if process == self._maker else None
-            on_own = partial(self._applied_other, process) if process in self._others else on_own
-            replica = AveragingReplica(*task, averages=self._averages, shared=shared, on_own=on_own, **base)
-        elif self._turns is None:
-            on_applied = partial(self._applied, worker_id) if not self._orders else None
-            replica = RecordedReplica(*task, on_applied=on_applied, **base)
-        else:
-            replica = OrderedReplica(*task, turns=self._turns, on_applied=self._turns.updated, **base)
-        self._replicas[worker_id, base["incarnation"]] = replica
+        worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
+        replica = self._replicas[process] = RecordedReplica(*task, **self.recorded(process), **base)
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
-            has_own = self.algorithm.gossip and not base["incarnation"]
+            has_own = self.algorithm.gossip and not incarnation
             own_model = self.machine.shared.workers[worker_id] if has_own else None
             self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
