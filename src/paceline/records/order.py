@@ -55,19 +55,6 @@ class OrderWriter:
         )
 
 
-class PackedOrder:
-    """Rows in memory, packed."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def append(self, *fields: int) -> None:
-        self._data += ORDER.struct.pack(*fields)
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(bytes(self._data), ORDER_DTYPE)
-
-
 def save_order(path: Path, order: Mapping[int, np.ndarray]) -> None:
     """Writes all workers' rows; without any, removes the file.
 

@@ -78,14 +78,14 @@ class Recorder(Protocol):
 
 
 class PackedRecords:
-    """Records in memory, packed: millions of tuples would keep the garbage collector busy."""
+    """Rows in memory, packed: millions of tuples would keep the garbage collector busy."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    def __init__(self, rows: RowFormat = STEPS) -> None:
+        self._rows, self._data = rows, bytearray()
 
     def append(self, *fields: float) -> None:
-        """Takes one record, its fields in the order of `RECORD_DTYPE`."""
-        self._data += RECORD_STRUCT.pack(*fields)
+        """Takes one row, its fields in the order of its format."""
+        self._data += self._rows.struct.pack(*fields)
 
     def array(self) -> np.ndarray:
-        return np.frombuffer(bytes(self._data), RECORD_DTYPE)
+        return np.frombuffer(bytes(self._data), self._rows.dtype)

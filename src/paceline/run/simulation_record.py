@@ -13,9 +13,9 @@ import torch
 
 from paceline.algorithms import Algorithm
 from paceline.ports.shared import AVERAGE
-from paceline.records.order import OrderWriter, PackedOrder
+from paceline.records.order import ORDER, OrderWriter
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, without_waiting
+from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, PackedRecords, without_waiting
 from paceline.records.summary import unrecorded
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
@@ -64,7 +64,7 @@ class SimulationRecord(RunRecord):
         self._evaluated = _SimulatedParameters(machine.shared, buffers)
         self._recorded = _Records(machine.cluster.workers)
         self._unrecorded_of_replaced = 0
-        self._order: dict[int, PackedOrder] = {}
+        self._order: dict[int, PackedRecords] = {}
         if machine.needs.order and not timing_only:
             machine.further_ports = lambda *process: {"decided": self._order_of(*process)}
         self.know_epoch(epoch_samples)
@@ -74,7 +74,7 @@ class SimulationRecord(RunRecord):
         return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
 
     def _order_of(self, worker_id: int, incarnation: int) -> OrderWriter:
-        return OrderWriter(self._order.setdefault(worker_id, PackedOrder()).append, incarnation)
+        return OrderWriter(self._order.setdefault(worker_id, PackedRecords(ORDER)).append, incarnation)
 
     def know_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch has, which decides how often to evaluate."""
