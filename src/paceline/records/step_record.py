@@ -70,6 +70,27 @@ def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int
     return found
 
 
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+
+
+def shift_times(records: np.ndarray, by_s: float) -> None:
+    """Moves a worker's records in time, in place."""
+    for column in _TIMES:
+        records[column] += by_s
+
+
+def begin_at_zero(records: Mapping[int, np.ndarray]) -> None:
+    """Moves all workers' records in time, in place, so that the first step begins at 0."""
+    begun_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
+    for rows in records.values():
+        shift_times(rows, -begun_s)
+
+
+def last_s(records: Mapping[int, np.ndarray]) -> float:
+    """When the last step ended: the run's duration."""
+    return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+
+
 class Recorder(Protocol):
     """Where the record of a step goes."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.step_record import RECORD_DTYPE, begin_at_zero, last_s
 
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
@@ -291,11 +291,7 @@ def _finite(value: float) -> float | None:
 
 def own_figures(records: np.ndarray, unresolved_exchanges: int, *, gossip: bool) -> dict[str, Any]:
     """The figures of a worker's own records, on the time of its first step, as `result.json` names them."""
-    records = records.copy()
-    if len(records):
-        start_s = float(records["started_s"].min())
-        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
-            records[column] -= start_s
-    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
-    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    own = {0: records.copy()}
+    begin_at_zero(own)
+    figures = summarize(own, num_workers=1, wall_s=last_s(own), gossip=gossip)
     return {**figures, "unresolved_exchanges": unresolved_exchanges}

@@ -23,12 +23,11 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.event_counts import Groups, num_missing, versions_of
 from paceline.records.run_data import RunData, check_records, save_events, write_config
-from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.step_record import RECORD_DTYPE, shift_times
 from paceline.records.summary import unrecorded
 from paceline.run.spool import read_spool
 from paceline.system import files
 
-_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
 _ABOUT = {
     "number", "workers", "sha256", "run_id", "waits", "events", "records_lost", "samples", "elapsed_s", "started_s",
     "initial_loss", "batches_missed", "since", "algorithm",
@@ -185,12 +184,6 @@ def forget(folder: Path, earlier: EarlierPart) -> None:
             path.unlink()
     if not earlier.is_in(folder):
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # what workers wrote as the run ended
-
-
-def shift_times(records: np.ndarray, by_s: float) -> None:
-    """Moves a worker's records in time, in place."""
-    for column in _TIMES:
-        records[column] += by_s
 
 
 def _innermost(rule: ApplyRule | None) -> ApplyRule | None:

@@ -14,9 +14,8 @@ from paceline.observe.progress import Progress, WorkerProgress
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.event_counts import EventCounts
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, without_waiting
+from paceline.records.step_record import RECORD_DTYPE, last_s, shift_times, without_waiting
 from paceline.records.summary import repeated_batches, unrecorded
-from paceline.run.earlier_part import shift_times
 from paceline.run.run_record import RunRecord
 from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
@@ -263,11 +262,6 @@ class Recording(RunRecord):
         newest = max(last.values(), default=0)
         of_replaced = arena.load("unrecorded") if arena is not None else 0
         return of_replaced + sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
-
-
-def last_s(records: Mapping[int, np.ndarray]) -> float:
-    """When the last step ended: the run's duration."""
-    return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from paceline.algorithms import Algorithm
 from paceline.ports.shared import AVERAGE
 from paceline.records.order import ORDER, OrderWriter
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, PackedRecords, without_waiting
+from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, PackedRecords, last_s, without_waiting
 from paceline.records.summary import unrecorded
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
@@ -121,7 +121,7 @@ class SimulationRecord(RunRecord):
         lost = self._unrecorded(records)
         if not is_gossip:
             records = without_waiting(records, machine.shared.version)
-        wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        wall_s = last_s(records)
         if outcome.name == "stopped" and machine.lives.all_dead:
             self.end("crashed", "All workers were killed, and no worker is left.")
         if outcome.name == "crashed":  # of it: until the others knew
