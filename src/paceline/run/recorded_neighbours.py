@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
 from paceline.ports.ports import Message, Received
 from paceline.ports.views import LOST
 from paceline.records.order import NONE
@@ -104,29 +106,46 @@ class RecordedRounds:
         self._members[me], self._rounds[me], self._last_came[me] = given["members"], given["round"], given["last_came"]
 
 
-class Models:
-    """The models that workers send each other."""
+class RecordedMailbox:
+    """Implements `Mailbox` for the worker whose program runs: the models that workers send each other in rounds."""
 
-    def __init__(self, scheduler: Scheduler, changes: ViewChanges) -> None:
-        self._scheduler, self._changes = scheduler, changes
+    waited_s = 0.0
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        changes: ViewChanges,
+        num_workers: int,
+        order: Mapping[int, np.ndarray],  # by worker: says which models did not come
+    ) -> None:
+        self._scheduler, self._changes, self._num_workers = scheduler, changes, num_workers
         self._models: dict[tuple[int, int, int], Message] = {}  # by sender, reader and round
         self._waiting: dict[tuple[int, int, int], Program] = {}
+        self._lost = {
+            (sender, reader, round)
+            for reader, rows in order.items()
+            for sender, round in rows[rows["of"] == NONE][["peer", "moment"]].tolist()
+        }
 
-    def send(self, sender: int, reader: int, message: Message) -> None:
-        key = sender, reader, message.number
+    @property
+    def _me(self) -> int:
+        return self._scheduler.current.worker_id
+
+    def send(self, to: int, message: Message) -> None:
+        key = self._me, to, message.number
         assert message.x is not None
         self._models[key] = message._replace(x=message.x.clone())
         if (program := self._waiting.pop(key, None)) is not None:
             self._scheduler.wake(program)
 
-    def receive(self, sender: int, reader: int, round: int) -> Message:
-        key = sender, reader, round
-        if key not in self._models and self._is_gone(sender, round):
-            return Message(LOST, round)
+    def receive(self, timeout_s: float | None = None, *, kind: Any = None, sender: int, number: int) -> Received:
+        key = sender, self._me, number
+        if key in self._lost or (key not in self._models and self._is_gone(sender, number)):
+            return Received(sender, 0, Message(LOST, number))
         while key not in self._models:
             self._waiting[key] = self._scheduler.current
-            self._scheduler.wait(f"the model of worker {sender} in round {round}")
-        return self._models.pop(key)
+            self._scheduler.wait(f"the model of worker {sender} in round {number}")
+        return Received(sender, 0, self._models.pop(key))
 
     def _is_gone(self, sender: int, round: int) -> bool:
         """Whether the worker, which takes part in the round, had died before it began it."""
@@ -134,34 +153,5 @@ class Models:
         process = sender, max(came, default=(0, 0))[1]
         return round >= self._changes.left_at(process)
 
-
-class RecordedMailbox:
-    """Implements `Mailbox` for a worker that exchanges models in rounds."""
-
-    waited_s = 0.0
-
-    def __init__(
-        self,
-        models: Models,
-        worker: int,
-        num_workers: int,
-        lost: Set[tuple[int, int]],  # senders and rounds of the models that did not come
-    ) -> None:
-        self._models, self._worker, self._num_workers, self._lost = models, worker, num_workers, lost
-
-    def send(self, to: int, message: Message) -> None:
-        self._models.send(self._worker, to, message)
-
-    def receive(self, timeout_s: float | None = None, *, kind: Any = None, sender: int, number: int) -> Received:
-        is_lost = (sender, number) in self._lost
-        message = Message(LOST, number) if is_lost else self._models.receive(sender, self._worker, number)
-        return Received(sender, 0, message)
-
     def peers(self) -> Set[int]:
-        return frozenset(range(self._num_workers)) - {self._worker}
-
-
-def lost_models(order: Any) -> set[tuple[int, int]]:
-    """Senders and rounds of the models that did not come to a worker, from the rows of its order."""
-    rows = order[order["of"] == NONE]
-    return set(zip(rows["peer"].tolist(), rows["moment"].tolist(), strict=True))
+        return frozenset(range(self._num_workers)) - {self._me}

@@ -26,7 +26,7 @@ from paceline.records.order import Exchange
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
-from paceline.run.recorded_neighbours import Models, RecordedMailbox, RecordedRounds, lost_models
+from paceline.run.recorded_neighbours import RecordedMailbox, RecordedRounds
 from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, StepOrder, Turns
 from paceline.run.recorded_views import Deaths, RecordedNewcomers
 from paceline.run.resumed_start import ResumedStart
@@ -65,6 +65,7 @@ class Recorded(Protocol):
     algorithm: Algorithm
     inputs: dict[str, Any]
     start: ResumedStart | None  # None: it was not resumed
+    order: dict[int, np.ndarray]  # by worker
     processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
     applied: np.ndarray  # the versions that all steps made
     is_cut: bool  # whether the run ended before its loops did
@@ -117,7 +118,7 @@ class Repetition(ABC):
         self._orders: list[ShardOrder] = []  # of servers
         self._averages: Averages | None = None  # in pairs
         self._deaths: Deaths | None = None  # in rounds
-        self._models: Models | None = None  # that workers send their neighbours
+        self._models: RecordedMailbox | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: torch.Tensor | None = None
 
@@ -162,7 +163,7 @@ class Repetition(ABC):
         newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
         machine.lives.newcomers = newcomers
         if self.algorithm.needs.views:
-            self._models = Models(self.scheduler, changes)
+            self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.order)
             machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
 
     @staticmethod
@@ -186,9 +187,7 @@ class Repetition(ABC):
     def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
         """The ports of a worker's program: recorded averages need no messages."""
         if self._models is not None:
-            lost = lost_models(self._run.order_of(ports.worker_id, ports.incarnation))
-            mailbox = RecordedMailbox(self._models, ports.worker_id, ports.num_workers, lost)
-            return dataclasses.replace(ports, mailbox=cast(Any, mailbox))
+            return dataclasses.replace(ports, mailbox=cast(Any, self._models))
         if self._averages is None:
             return ports
         return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
