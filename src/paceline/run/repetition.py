@@ -22,13 +22,14 @@ from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, Us
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
-from paceline.records.order import Exchange
+from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_neighbours import RecordedMailbox, RecordedRounds
 from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, StepOrder, Turns
 from paceline.run.recorded_views import Deaths, RecordedNewcomers
+from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
 from paceline.run.view_changes import ViewChanges
@@ -63,18 +64,13 @@ class Recorded(Protocol):
     folder: Path
     config: TrainConfig  # of a loop of one's own: what it has of it
     algorithm: Algorithm
-    inputs: dict[str, Any]
+    part: RunData  # the part of it that a replay repeats
     start: ResumedStart | None  # None: it was not resumed
-    order: dict[int, np.ndarray]  # by worker
     processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
     applied: np.ndarray  # the versions that all steps made
     is_cut: bool  # whether the run ended before its loops did
     changes: ViewChanges
     num_rounds: int  # in lockstep, the most of any worker
-
-    def order_of(self, worker: int, incarnation: int) -> np.ndarray: ...
-
-    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]: ...
 
 
 class Repetition(ABC):
@@ -147,14 +143,14 @@ class Repetition(ABC):
             processes = chain.from_iterable(run.processes.values())
             self._turns = Turns(self.scheduler, processes, self._applied, retries=needs.kind == "slots")
         elif needs.kind == "served":
-            exchanges = run.exchanges()
+            exchanges = exchanges_in(run.part, self.algorithm) or {}
             for number, shard in enumerate(machine.shared.shards):
                 own = {process: shards[number] for process, shards in exchanges.items()}
                 self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
                 shard.on_update = partial(self._shard_updated, number)
             machine.new_mailbox = self._mailbox
         elif needs.order and not self.algorithm.lockstep:
-            orders = {(one, n): run.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
+            orders = {(one, n): run.part.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
             self._averages = Averages(self.scheduler, orders)
 
     def _order_deaths(self, machine: SimulatedMachine) -> None:
@@ -163,7 +159,7 @@ class Repetition(ABC):
         newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
         machine.lives.newcomers = newcomers
         if self.algorithm.needs.views:
-            self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.order)
+            self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.part.order)
             machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
 
     @staticmethod
@@ -196,7 +192,7 @@ class Repetition(ABC):
         """Of a worker, or of a server, which comes after the workers."""
         process = worker_id, incarnation
         checks = self._orders and self.algorithm.needs.order
-        return {"decided": OrderCheck(process, self._run.order_of(*process))} if checks else {}
+        return {"decided": OrderCheck(process, self._run.part.order_of(*process))} if checks else {}
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self._run.config.workers

@@ -15,7 +15,6 @@ from torch import nn
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.records import checkpoint_contents, checkpoint_files
-from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest, source_digest, source_of
@@ -25,7 +24,7 @@ from paceline.run.repetition import Repetition, Update
 from paceline.run.replayable import (
     Resumption,
     by_incarnation,
-    exchanges_with,
+    exchanges_in,
     is_own_loop,
     obstacle,
     recorded_part,
@@ -134,9 +133,7 @@ class RecordedRun:
             raise UsageError(f"train is the function that launch called, not {train!r}.")
         if is_own and data is not None:
             raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
-        self._train, self._result, self.order = train, run.result, run.order
-        self.is_cut = _may_be_cut(run)
-        self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
+        self._train, self.part, self.is_cut = train, run, _may_be_cut(run)
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
@@ -164,14 +161,15 @@ class RecordedRun:
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
-        made_with = {**(self._result.get("versions") or {}), "processor": self.machine.get("processor")}
+        result = self.part.result
+        made_with = {**(result.get("versions") or {}), "processor": (result.get("machine") or {}).get("processor")}
         here = {**versions(), "processor": machine()["processor"]}
         found = [
             f"The run was made with {name} {before}, and this is {here[name]}, which can round otherwise."
             for name, before in made_with.items()
             if before is not None and here.get(name, before) != before
         ]
-        script, name = self.inputs.get("script"), self.config.task.rpartition(":")[0]
+        script, name = (result.get("inputs") or {}).get("script"), self.config.task.rpartition(":")[0]
         now = script_digest(self.config.task)
         if self._train is not None:
             now, name = source_digest(self._train), source_of(self._train)
@@ -232,25 +230,9 @@ class RecordedRun:
 
     def shard_versions(self, version: int) -> list[int]:
         """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
-        processes = self.exchanges().values()
+        processes = (exchanges_in(self.part, self.algorithm) or {}).values()
         made = [shards for own in processes for shards in zip(*own, strict=True) if shards[0].of == version]
         return [one.of or one.at or 0 for one in made[0]] if made else []
-
-    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]:
-        """By worker and incarnation, and then by shard: its requests, and how they were answered."""
-        num_shards = self.algorithm.needs.servers if self.config.workers > 1 else 0
-        found = {}
-        for worker, processes in self.processes.items() if num_shards else ():
-            for incarnation, rows in enumerate(processes):
-                order = self.order_of(worker, incarnation)
-                own = exchanges_with(order, rows, num_shards) if self.algorithm.needs.order else [exchanges_of(rows)]
-                found[worker, incarnation] = own
-        return found
-
-    def order_of(self, worker: int, incarnation: int) -> np.ndarray:
-        """What timing decided in a worker's process beyond the records of its steps."""
-        order = self.order.get(worker, np.empty(0, ORDER_DTYPE))
-        return order[order["incarnation"] == incarnation]
 
     def first(
         self, holds: Callable[[nn.Module], bool], *, told: Callable[[int, bool], None] | None = None

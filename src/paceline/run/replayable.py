@@ -12,7 +12,7 @@ import numpy as np
 from paceline.algorithms import Algorithm, registry
 from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, Exchange, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, exchanges_of, recorded_exchanges
 from paceline.records.run_data import RunData
 from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
@@ -88,7 +88,7 @@ def obstacle(run: RunData) -> str:
     is_ordered = algorithm.needs.order and not algorithm.lockstep and run.config["workers"] > 1
     if why or not is_ordered:
         return why
-    return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
+    return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm, run)
 
 
 def is_own_loop(run: RunData) -> bool:
@@ -194,27 +194,37 @@ def _missing_averages(run: RunData) -> str:
     return ""
 
 
-def _missing_answers(num_shards: int, run: RunData) -> str:
+def _missing_answers(algorithm: Algorithm, run: RunData) -> str:
     """What the order of messages at several shards, or of several kinds, does not have."""
-    made: list[list[int]] = [[] for _ in range(num_shards)]
-    for worker, rows in run.records.items():
-        order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
-        for incarnation, process in enumerate(by_incarnation(rows)):
-            exchanges = exchanges_with(order[order["incarnation"] == incarnation], process, num_shards)
-            if exchanges is None or (len(process) and not exchanges[0]):
-                return "it lacks records of the order in which servers answered"
-            for own, answers in zip(made, exchanges, strict=True):
-                own += [one.of for one in answers if one.of]
-    resumed = Resumption.of(run)
+    processes = exchanges_in(run, algorithm)
+    if processes is None:
+        return "it lacks records of the order in which servers answered"
+    resumed, num_shards = Resumption.of(run), algorithm.needs.servers
     after = resumed.version if resumed is not None else 0
     counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
-    for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
-        if missing := _first_missing(np.array(own, np.int64), after, version):
+    for shard, version in zip(range(num_shards), counts, strict=True):
+        made = [one.of for exchanges in processes.values() for one in exchanges[shard] if one.of]
+        if missing := _first_missing(np.array(made, np.int64), after, version):
             return f"update {missing} of shard {shard} has no record, as after a worker was killed"
     return ""
 
 
-def exchanges_with(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
+def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[tuple[int, int], list[list[Exchange]]] | None:
+    """By worker and incarnation, and then by shard: its requests, and how they were answered; None: some are missing."""
+    num_shards = algorithm.needs.servers if run.config["workers"] > 1 else 0
+    found = {}
+    for worker, rows in run.records.items() if num_shards else ():
+        for incarnation, process in enumerate(by_incarnation(rows)):
+            exchanges = [exchanges_of(process)]
+            if algorithm.needs.order:
+                exchanges = _ordered_exchanges(run.order_of(worker, incarnation), process, num_shards)
+            if exchanges is None or (len(process) and not exchanges[0]):
+                return None
+            found[worker, incarnation] = exchanges
+    return found
+
+
+def _ordered_exchanges(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
     """As `recorded_exchanges`, with that of a process's last gradient if it has no record.
 
     Leaves out requests for parameters after the last gradient: a killed worker made them in steps that have no records.

@@ -23,7 +23,7 @@ class TaskReplay(Repetition, TaskSimulation):
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
         TaskSimulation.__init__(self, run.config, self.cluster_of(run), evaluates=False)
         Repetition.__init__(self, run, version, shards, **named)
-        before, now = run.inputs, inputs_of(run.config.task, self.train_set)
+        before, now = run.part.result.get("inputs") or {}, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
             raise UsageError(
                 f"{run.folder} cannot be replayed: its training set ({before['samples']:,} samples) differs from this one "
