@@ -13,6 +13,7 @@ from paceline.data.epoch_claims import EpochClaims
 from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
+from paceline.run.recorded_views import Deaths
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
@@ -89,9 +90,9 @@ class _ReplayedMembership(SimulatedMembership):
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
         self.ports = run.ports_of(self.ports)
-        self._has_entered = not self.incarnation
-        if run.changes:
-            self.gatherer = _MortalGatherer(self.gatherer, self)
+        self.has_entered = not self.incarnation
+        if run.deaths is not None:
+            self.gatherer = _MortalGatherer(self.gatherer, self, run.deaths)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, self.worker_id)
 
@@ -99,12 +100,6 @@ class _ReplayedMembership(SimulatedMembership):
         if self._algorithm.in_rounds or self.num_workers == 1:
             return super().batches()
         return BatchShare(self._run.batches_of(self.worker_id))
-
-    def before_gathering(self, num_gathered: int) -> bool:
-        """Returns whether the others wait for this worker's value; does not return if it dies here."""
-        if self._has_entered:
-            self._run.before_gathering(self.worker_id, num_gathered)
-        return self._has_entered
 
     def enter(self, epoch: int) -> dict[str, Any]:
         """As in `Membership`; what a replacement gets says in which epoch the others are."""
@@ -115,15 +110,17 @@ class _ReplayedMembership(SimulatedMembership):
             raise RunStopped("the others have ended")
         cast(Any, self._machine.shared).enter(self.worker_id, given["giver"])
         cast(Any, self.ports.views or self.ports.collectives).enter(given["group"])
-        self._run.come_back(self.worker_id)
-        self._has_entered = True
+        for one in (self._run.gathering, self._run.ending):
+            one.come_back(self.worker_id)
+        self.has_entered = True
         return given
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`; the mean of workers' own models needs no messages."""
         run, shared = self._run, cast(Any, self._machine.shared)
         if self._algorithm.gossip:
-            run.end_averages(self.worker_id)
+            if run.averages is not None:
+                run.averages.until((self.worker_id, 0), shared.workers[self.worker_id], float("inf"))
             run.left = left or run.left
             run.ending.gather(self.worker_id, None)
             if run.left is not None:
@@ -134,15 +131,16 @@ class _ReplayedMembership(SimulatedMembership):
 
 
 class _MortalGatherer:
-    """Implements `Gatherer` for a worker that may have died before the others had its value."""
+    """Implements `Gatherer` for a worker that may die before the others have its value."""
 
-    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership) -> None:
-        self._gatherer, self._member, self._num_gathered = gatherer, member, 0
+    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership, deaths: Deaths) -> None:
+        self._gatherer, self._member, self._deaths, self._num_gathered = gatherer, member, deaths, 0
         self.leave = gatherer.leave
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        if not self._member.before_gathering(self._num_gathered):
+        if not self._member.has_entered:  # the others do not wait for it
             return [value]
+        self._deaths.gather(self._member.worker_id, self._num_gathered)
         self._num_gathered += 1
         return self._gatherer.gather(value)
 
@@ -156,7 +154,7 @@ class LoopReplay(Repetition, LoopSimulation):
         self, train: Callable[[], Any], run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any
     ) -> None:
         Repetition.__init__(self, run, version, shards, **named)
-        config, cluster, self.changes = run.config, self.cluster_of(run), run.changes
+        config, cluster = run.config, self.cluster_of(run)
         train = _until_diverged(train) if run.is_cut else train
         LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
         self.has_processes = config.backend == "processes"
@@ -207,16 +205,6 @@ class LoopReplay(Repetition, LoopSimulation):
         super().leave(worker_id)
         self.ending.leave(worker_id)
 
-    # What its workers ask for
-
-    def before_gathering(self, worker_id: int, num_gathered: int) -> None:
-        assert self._deaths is not None
-        self._deaths.gather(worker_id, num_gathered)
-
-    def come_back(self, worker_id: int) -> None:
-        for one in (self.gathering, self.ending):
-            one.come_back(worker_id)
-
     def _begin_again(self, worker_id: int) -> None:
         self._states.begin_again(worker_id)
         self.scheduler.start(worker_id, self._body(worker_id))
@@ -236,15 +224,11 @@ class LoopReplay(Repetition, LoopSimulation):
         last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
         return replica.step + replica.idle > last
 
-    def end_averages(self, worker_id: int) -> None:
-        if self._averages is not None:
-            self._averages.until((worker_id, 0), self.machine.shared.workers[worker_id], float("inf"))
-
     def new_replica(
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
         process = member.worker_id, member.incarnation
-        may_go_on = self._run.is_cut or (self._deaths is not None and self._deaths.has(process))
+        may_go_on = self._run.is_cut or (self.deaths is not None and self.deaths.has(process))
         base |= {"stopped": member.stopped, "may_go_on": may_go_on}
         replica = self._replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
         return replica

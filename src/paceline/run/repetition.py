@@ -112,8 +112,8 @@ class Repetition(ABC):
         self._replicas: dict[tuple[int, int], Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
-        self._averages: Averages | None = None  # in pairs
-        self._deaths: Deaths | None = None  # in rounds
+        self.averages: Averages | None = None  # in pairs
+        self.deaths: Deaths | None = None  # in rounds
         self._models: RecordedMailbox | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: torch.Tensor | None = None
@@ -151,11 +151,11 @@ class Repetition(ABC):
             machine.new_mailbox = self._mailbox
         elif needs.order and not self.algorithm.lockstep:
             orders = {(one, n): run.part.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
-            self._averages = Averages(self.scheduler, orders)
+            self.averages = Averages(self.scheduler, orders)
 
     def _order_deaths(self, machine: SimulatedMachine) -> None:
         changes, num_workers = self._run.changes, self._run.config.workers
-        deaths = self._deaths = Deaths(machine, changes)
+        deaths = self.deaths = Deaths(machine, changes)
         newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
         machine.lives.newcomers = newcomers
         if self.algorithm.needs.views:
@@ -176,15 +176,15 @@ class Repetition(ABC):
         if self._turns is not None:
             return self._turns
         on_applied = partial(self._applied, process=process)
-        if self._averages is not None:
-            return AverageOrder(self._averages, process, self.machine.shared.workers[process[0]], on_applied)
+        if self.averages is not None:
+            return AverageOrder(self.averages, process, self.machine.shared.workers[process[0]], on_applied)
         return StepOrder(on_applied if not self._orders else None)
 
     def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
         """The ports of a worker's program: recorded averages need no messages."""
         if self._models is not None:
             return dataclasses.replace(ports, mailbox=cast(Any, self._models))
-        if self._averages is None:
+        if self.averages is None:
             return ports
         return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
 
@@ -227,8 +227,8 @@ class Repetition(ABC):
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
             alive = self._run.processes.keys() & self.machine.shared.model_ids()
-            if self._deaths is not None:  # a worker that died after its last round is still there
-                alive = {one for one in alive if not self._deaths.has_died(one)}
+            if self.deaths is not None:  # a worker that died after its last round is still there
+                alive = {one for one in alive if not self.deaths.has_died(one)}
             saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
             now = self.machine.shared.workers
             there = {worker: one for worker, one in saved.items() if one is not None}

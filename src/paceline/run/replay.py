@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +144,21 @@ class RecordedRun:
         self.config = TrainConfig(**{**own, **here, **goals})
         self.algorithm = self.config.built_algorithm
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
-        applied = [rows["applied_version"] for rows in run.records.values()]
-        self.applied = np.sort(np.concatenate(applied))
-        self._of_own_models: list[tuple[float, int, int, int]] = []  # in the order of their records
+        self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
+        # When each update of a worker's own model was recorded, its process, and the version that it made.
+        self._of_own_models: list[tuple[float, tuple[int, int], int]] = []
         self.first_update = 1 + (self.start.version if self.start is not None else 0)
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
-            found = (_updates_of(worker, rows) for worker, rows in whole.records.items())
             for worker, order in run.order.items():  # a last process may have copied a model, and made no step
                 own = self.processes[worker]
                 own += [run.records[worker][:0]] * (1 + int(order["incarnation"].max()) - len(own))
-            self._of_own_models = sorted(chain.from_iterable(found))
+            self._of_own_models = sorted(
+                (ended_s, (worker, incarnation), version)
+                for worker, rows in whole.records.items()
+                for ended_s, incarnation, version in rows[["ended_s", "incarnation", "applied_version"]].tolist()
+                if version > 0
+            )
             self.updates = len(self._of_own_models)
             self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
 
@@ -219,8 +222,8 @@ class RecordedRun:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
             made = self._of_own_models[self.first_update - 1 : version]
-            newest = {worker: ((worker, incarnation), own_version) for _, worker, incarnation, own_version in made}
-            maker, own_version = newest.pop(made[-1][1])
+            newest = {process[0]: (process, own_version) for _, process, own_version in made}
+            maker, own_version = newest.pop(made[-1][1][0])
             others = dict(newest.values())
             simulation = self._repetition(own_version, ends_there=True, maker=maker, others=others)
         else:
@@ -265,13 +268,6 @@ class RecordedRun:
             else:
                 low = middle
         return found
-
-
-def _updates_of(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, int]]:
-    """When each of a worker's updates was recorded, the worker, its incarnation and the version that the update made."""
-    rows = rows[rows["applied_version"] > 0]
-    columns = (rows[name].tolist() for name in ("ended_s", "incarnation", "applied_version"))
-    return [(ended_s, worker, incarnation, version) for ended_s, incarnation, version in zip(*columns, strict=True)]
 
 
 def _may_be_cut(run: RunData) -> bool:

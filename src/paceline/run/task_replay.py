@@ -63,7 +63,7 @@ class TaskReplay(Repetition, TaskSimulation):
             raise error.cause if isinstance(error.cause, PacelineError) else error from None
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
-        if self._turns is None and self._averages is None and not self._orders:
+        if self._turns is None and self.averages is None and not self._orders:
             claims: Any = super()._claims(plan, ports, claim_batch, taken)
         else:
             claims = RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
@@ -84,7 +84,7 @@ class TaskReplay(Repetition, TaskSimulation):
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
-        if ports.incarnation and self._deaths is None:
+        if ports.incarnation and self.deaths is None:
             work()  # in the program of the process before, as the end of a program ends all that its worker has
         else:
             super()._start(ports, work)
@@ -92,5 +92,5 @@ class TaskReplay(Repetition, TaskSimulation):
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         worker_id = ports.worker_id
         super()._work(replica, self.ports_of(ports))
-        if self._deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
+        if self.deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
             self.machine.lives.start_again(worker_id, ports.incarnation + 1)
