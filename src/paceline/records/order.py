@@ -25,8 +25,8 @@ from paceline.records.step_record import RowFormat
 from paceline.system import files
 from paceline.system.plain_files import read_npz
 
+Process = tuple[int, int]  # a worker and its incarnation
 ORDER_FILE = "order.npz"
-
 NONE = 2**32 - 1  # in place of a version
 ORDER_DTYPE = np.dtype(
     [

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from paceline.algorithms.exchange import move
-from paceline.records.order import NONE
+from paceline.records.order import NONE, Process
 from paceline.run.recorded_order import StepOrder
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
@@ -43,7 +43,7 @@ class Averages:
         orders: by worker and incarnation, the rows of its order.
     """
 
-    def __init__(self, scheduler: Scheduler, orders: Mapping[tuple[int, int], np.ndarray]) -> None:
+    def __init__(self, scheduler: Scheduler, orders: Mapping[Process, np.ndarray]) -> None:
         self._scheduler = scheduler
         self._halves = {process: deque(_halves(*process, rows)) for process, rows in orders.items()}
         every = [one for halves in self._halves.values() for one in halves]
@@ -51,13 +51,13 @@ class Averages:
         self._kept: dict[State, torch.Tensor] = {}
         self._waiting: list[tuple[State, Program]] = []
 
-    def begin(self, process: tuple[int, int], shared: Any) -> None:
+    def begin(self, process: Process, shared: Any) -> None:
         """A worker begins with its model; a replacement that copies another's first makes that version only then."""
         halves = self._halves[process]
         if not halves or halves[0].own is not None:
             self.reached(process, shared)
 
-    def reached(self, process: tuple[int, int], shared: Any) -> None:
+    def reached(self, process: Process, shared: Any) -> None:
         """A worker's model has a new version."""
         state = State(*process, shared.version)
         if self._uses[state]:
@@ -66,7 +66,7 @@ class Averages:
                 self._waiting.remove(waiting)
                 self._scheduler.wake(waiting[1])
 
-    def until(self, process: tuple[int, int], shared: Any, version: float) -> None:
+    def until(self, process: Process, shared: Any, version: float) -> None:
         """Makes a worker's averages up to this version of its model."""
         halves = self._halves[process]
         while halves and halves[0].version <= version:
@@ -105,7 +105,7 @@ class AverageOrder(StepOrder):
     """
 
     def __init__(
-        self, averages: Averages, process: tuple[int, int], shared: Any, on_applied: Callable[[int], None]
+        self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]
     ) -> None:
         super().__init__(on_applied)
         self._averages, self._process, self._shared = averages, process, shared

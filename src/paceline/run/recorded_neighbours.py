@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.ports.ports import Message, Received
 from paceline.ports.views import LOST
-from paceline.records.order import NONE
+from paceline.records.order import NONE, Process
 from paceline.run.recorded_views import Deaths, RecordedNewcomers
-from paceline.run.view_changes import Process, ViewChanges
+from paceline.run.view_changes import ViewChanges
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 

@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.loop.task_replica import TaskReplica
 from paceline.ports.replica import OnBucket, OnEnd
 from paceline.records.accruals import ACCRUED
-from paceline.records.order import ORDER_DTYPE, OrderWriter
+from paceline.records.order import ORDER_DTYPE, OrderWriter, Process
 from paceline.records.step_record import RECORD_DTYPE, Recorder
 from paceline.run.unrecorded import UNKNOWN
 from paceline.simulator.program import Program
@@ -342,7 +342,7 @@ class OrderCheck:
         rows: of its order.
     """
 
-    def __init__(self, process: tuple[int, int], rows: np.ndarray) -> None:
+    def __init__(self, process: Process, rows: np.ndarray) -> None:
         self._worker_id, self._rows = process[0], iter(rows.tolist())
         self._writer = OrderWriter(self._check, process[1])
 

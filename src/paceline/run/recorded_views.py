@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from paceline.run.view_changes import Process, ViewChanges
+from paceline.records.order import Process
+from paceline.run.view_changes import ViewChanges
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.program import Program

@@ -22,6 +22,7 @@ from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, Us
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
+from paceline.records.order import Process
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
@@ -102,14 +103,14 @@ class Repetition(ABC):
         shards: Sequence[int] = (),
         *,
         ends_there: bool = False,
-        maker: tuple[int, int] | None = None,
-        others: Mapping[tuple[int, int], int] | None = None,
+        maker: Process | None = None,
+        others: Mapping[Process, int] | None = None,
     ) -> None:
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
         self._wanted = {maker: version, **(others or {})}  # models to keep that are not kept yet
         self.kept: torch.Tensor | None = None
         self.kept_others: list[torch.Tensor] = []
-        self._replicas: dict[tuple[int, int], Any] = {}  # by worker and incarnation
+        self._replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
         self.averages: Averages | None = None  # in pairs
@@ -167,12 +168,12 @@ class Repetition(ABC):
         """The simulated machine; rounds with deaths are in its memory, as in the run."""
         return Cluster(workers=run.config.workers, collective="memory" if run.changes else None)
 
-    def recorded(self, process: tuple[int, int]) -> dict[str, Any]:
+    def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""
         keeps = self._version if self._ends_there and self._is_maker(process) else None
         return {"rows": self._rows(*process), "keeps": keeps, "order": self._step_order(process)}
 
-    def _step_order(self, process: tuple[int, int]) -> StepOrder:
+    def _step_order(self, process: Process) -> StepOrder:
         if self._turns is not None:
             return self._turns
         on_applied = partial(self._applied, process=process)
@@ -279,7 +280,7 @@ class Repetition(ABC):
             found = bool(holds(self.model)) or found
         return found
 
-    def _is_maker(self, process: tuple[int, int]) -> bool:
+    def _is_maker(self, process: Process) -> bool:
         return self._maker in (None, process)
 
     def _step(self, worker: int, row: np.void) -> dict[str, Any]:
@@ -306,7 +307,7 @@ class Repetition(ABC):
         if not self._to_keep:
             self._keep(self._kept_parts)
 
-    def _applied(self, version: int, process: tuple[int, int] | None = None) -> None:
+    def _applied(self, version: int, process: Process | None = None) -> None:
         """Keeps the model after an update, if it is one to keep; `process` has made it, if each worker has a model."""
         owner = process if process in self._wanted else None
         if self._wanted.get(owner) != version:
@@ -318,7 +319,7 @@ class Repetition(ABC):
             shared.snapshot(x)
         self._keep(x, owner)
 
-    def _keep(self, x: torch.Tensor, owner: tuple[int, int] | None = None) -> None:
+    def _keep(self, x: torch.Tensor, owner: Process | None = None) -> None:
         del self._wanted[owner]
         if owner == self._maker:
             self.kept = x

@@ -14,6 +14,7 @@ from torch import nn
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.records import checkpoint_contents, checkpoint_files
+from paceline.records.order import Process
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
 from paceline.run.inputs import script_digest, source_digest, source_of
@@ -146,7 +147,7 @@ class RecordedRun:
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
         # When each update of a worker's own model was recorded, its process, and the version that it made.
-        self._of_own_models: list[tuple[float, tuple[int, int], int]] = []
+        self._of_own_models: list[tuple[float, Process, int]] = []
         self.first_update = 1 + (self.start.version if self.start is not None else 0)
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.algorithms import Algorithm, registry
 from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, Exchange, exchanges_of, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, recorded_exchanges
 from paceline.records.run_data import RunData
 from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
@@ -209,7 +209,7 @@ def _missing_answers(algorithm: Algorithm, run: RunData) -> str:
     return ""
 
 
-def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[tuple[int, int], list[list[Exchange]]] | None:
+def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[Process, list[list[Exchange]]] | None:
     """By worker and incarnation, and then by shard: its requests, and how they were answered; None: some are missing."""
     num_shards = algorithm.needs.servers if run.config["workers"] > 1 else 0
     found = {}

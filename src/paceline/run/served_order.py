@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.ports.ports import Event, Message, Received
-from paceline.records.order import Exchange
+from paceline.records.order import Exchange, Process
 from paceline.simulator.mailbox import SimulatedMailbox
-
-Process = tuple[int, int]  # a worker and its incarnation
 
 
 class ShardOrder:

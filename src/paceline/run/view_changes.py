@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
-from paceline.records.order import NONE
+from paceline.records.order import NONE, Process
 from paceline.records.run_data import RunData
 
 if TYPE_CHECKING:
     from paceline.memory.arena import Arena
     from paceline.worker.supervised import WorkerState
-
-Process = tuple[int, int]  # a worker and its incarnation
 
 _LEAST_BUCKET_BYTES = 2**16  # so large, all buckets of a step are reduced in one round of barriers
 
