@@ -15,7 +15,7 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.event_counts import EventCounts
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, last_s, shift_times, without_waiting
-from paceline.records.summary import repeated_batches, unrecorded
+from paceline.records.summary import repeated_batches
 from paceline.run.run_record import RunRecord
 from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
@@ -242,11 +242,8 @@ class Recording(RunRecord):
         if arena is None or algorithm is None:
             return 0
         own = {worker: rows[len(self.previous.records.get(worker, ())) :] for worker, rows in recorded.items()}
-        if self.gossip:
-            written = [np.count_nonzero(own[worker]["applied_version"] >= 1) for worker in sorted(own)]
-            return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
         first, undone = arena.load("initial_version"), [lost[1:] for lost in supervisor.servers.lost if lost[0] == 0]
-        return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
+        return self.unrecorded_updates(algorithm, own, arena.shared, first=first, undone=undone)
 
     def unrecorded_rounds(self) -> int:
         """Missing records of workers that died or failed after a round had its mean: at most one each."""
@@ -254,14 +251,10 @@ class Recording(RunRecord):
         if algorithm is None or not algorithm.survivors_have_all:
             return 0
         failed = {one.worker_id for one in workers} - set(survivors(workers))
-        arena = self.supervisor.arena
-        before = self.previous.records
+        arena, before = self.supervisor.arena, self.previous.records
         rows = {one: new if len(new) else before.get(one, new) for one, new in enumerate(self._last_rows)}
-        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in rows.items()}
-        ends = {worker: arena.shared.last_version_of(worker) if arena is not None else None for worker in failed}
-        newest = max(last.values(), default=0)
-        of_replaced = arena.load("unrecorded") if arena is not None else 0
-        return of_replaced + sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
+        ends = [(one, arena.shared.last_version_of(one) if arena is not None else None) for one in failed]
+        return self.lacking(rows, ends) + (arena.load("unrecorded") if arena is not None else 0)
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from paceline.ports.shared import AVERAGE
 from paceline.records.order import ORDER, OrderWriter
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, PackedRecords, last_s, without_waiting
-from paceline.records.summary import unrecorded
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
 from paceline.specs.goal import Goal
@@ -118,7 +117,8 @@ class SimulationRecord(RunRecord):
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
         records = self._recorded.by_worker()
-        lost = self._unrecorded(records)
+        # Their worker was killed, or the run stopped, before the worker learnt of them.
+        lost = self.unrecorded_updates(self._algorithm, records, machine.shared)
         if not is_gossip:
             records = without_waiting(records, machine.shared.version)
         wall_s = last_s(records)
@@ -160,14 +160,6 @@ class SimulationRecord(RunRecord):
         order = {worker: own for worker, rows in sorted(self._order.items()) if len(own := rows.array())}
         return RunData(config, result, records, self.evaluations, order=order)
 
-    def _unrecorded(self, records: dict[int, np.ndarray]) -> int:
-        """Updates without a record, because their worker was killed, or the run stopped, before the worker learnt of them."""
-        shared = self._machine.shared
-        if self._algorithm.gossip:
-            written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
-            return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
-        return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
-
     def count_unrecorded_of(self, worker_id: int, end: int) -> None:
         """Counts the record that a dead worker, which is being replaced, lacks if it took part in update `end`."""
         last = int(self.records_of(worker_id)["applied_version"].max(initial=0))
@@ -177,11 +169,8 @@ class SimulationRecord(RunRecord):
         """Missing records of workers that died after a round had their gradient: at most one each."""
         if not (self._algorithm.survivors_continue and self._algorithm.together):
             return 0
-        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
-        newest, ends = max(last.values(), default=0), self._machine.shared.ends
-        return self._unrecorded_of_replaced + sum(
-            (newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lives.lost
-        )
+        ends = self._machine.shared.ends
+        return self._unrecorded_of_replaced + self.lacking(records, [(one, ends[one]) for one in self._machine.lives.lost])
 
 
 class _Records:
