@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -16,13 +16,7 @@ from paceline.run.recorded_order import StepOrder
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-
-class State(NamedTuple):
-    """A worker's model at one version."""
-
-    worker: int
-    incarnation: int
-    version: int
+State = tuple[Process, int]  # a worker's model at one version
 
 
 class _Half(NamedTuple):
@@ -45,11 +39,17 @@ class Averages:
 
     def __init__(self, scheduler: Scheduler, orders: Mapping[Process, np.ndarray]) -> None:
         self._scheduler = scheduler
-        self._halves = {process: deque(_halves(*process, rows)) for process, rows in orders.items()}
+        self._halves = {
+            process: deque(
+                _Half(version, ((peer, peer_incarnation), at), None if of == NONE else (process, of))
+                for version, at, of, peer, _, peer_incarnation in rows.tolist()
+            )
+            for process, rows in orders.items()
+        }
         every = [one for halves in self._halves.values() for one in halves]
         self._uses = Counter(state for one in every for state in (one.theirs, one.own) if state is not None)
         self._kept: dict[State, torch.Tensor] = {}
-        self._waiting: list[tuple[State, Program]] = []
+        self._waiting: dict[State, list[Program]] = {}
 
     def begin(self, process: Process, shared: Any) -> None:
         """A worker begins with its model; a replacement that copies another's first makes that version only then."""
@@ -59,12 +59,11 @@ class Averages:
 
     def reached(self, process: Process, shared: Any) -> None:
         """A worker's model has a new version."""
-        state = State(*process, shared.version)
+        state = process, shared.version
         if self._uses[state]:
             self._kept[state] = shared.x.clone()
-            for waiting in [one for one in self._waiting if one[0] == state]:
-                self._waiting.remove(waiting)
-                self._scheduler.wake(waiting[1])
+            for program in self._waiting.pop(state, ()):
+                self._scheduler.wake(program)
 
     def until(self, process: Process, shared: Any, version: float) -> None:
         """Makes a worker's averages up to this version of its model."""
@@ -82,16 +81,11 @@ class Averages:
 
     def _take(self, state: State) -> torch.Tensor:
         while state not in self._kept:
-            self._waiting.append((state, self._scheduler.current))
-            self._scheduler.wait(f"version {state.version} of worker {state.worker}")
+            self._waiting.setdefault(state, []).append(self._scheduler.current)
+            (worker, _), version = state
+            self._scheduler.wait(f"version {version} of worker {worker}")
         self._uses[state] -= 1
         return self._kept[state] if self._uses[state] else self._kept.pop(state)
-
-
-def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
-    for version, at, of, peer, _, peer_incarnation in rows.tolist():
-        own = None if of == NONE else State(worker, incarnation, of)
-        yield _Half(version, State(peer, peer_incarnation, at), own)
 
 
 class AverageOrder(StepOrder):
