@@ -107,7 +107,7 @@ class Repetition(ABC):
         others: Mapping[Process, int] | None = None,
     ) -> None:
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
-        self._wanted = {maker: version, **(others or {})}  # models to keep that are not kept yet
+        self._not_kept = {maker: version, **(others or {})}  # models to keep that are not kept yet
         self.kept: torch.Tensor | None = None
         self.kept_others: list[torch.Tensor] = []
         self._replicas: dict[Process, Any] = {}  # by worker and incarnation
@@ -213,7 +213,7 @@ class Repetition(ABC):
                 warnings.simplefilter("ignore", kind)
             self.run_programs()
         if self._ends_there:
-            if self._wanted:
+            if self._not_kept:
                 raise self._contradiction(f"The replay ended before update {self._version}.")
             return
         compared = self.num_compared
@@ -309,8 +309,8 @@ class Repetition(ABC):
 
     def _applied(self, version: int, process: Process | None = None) -> None:
         """Keeps the model after an update, if it is one to keep; `process` has made it, if each worker has a model."""
-        owner = process if process in self._wanted else None
-        if self._wanted.get(owner) != version:
+        owner = process if process in self._not_kept else None
+        if self._not_kept.get(owner) != version:
             return
         shared, x = self.machine.shared, self.binding.zeros()
         if process is not None and self.algorithm.needs.kind == "replicated":  # others may not have made this update yet
@@ -320,10 +320,10 @@ class Repetition(ABC):
         self._keep(x, owner)
 
     def _keep(self, x: torch.Tensor, owner: Process | None = None) -> None:
-        del self._wanted[owner]
+        del self._not_kept[owner]
         if owner == self._maker:
             self.kept = x
         else:
             self.kept_others.append(x)
-        if self._ends_there and not self._wanted:
+        if self._ends_there and not self._not_kept:
             self.scheduler.cut()
