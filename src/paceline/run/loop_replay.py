@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -146,16 +146,15 @@ class _MortalGatherer:
 
 
 class LoopReplay(Repetition, LoopSimulation):
-    """One repetition of a run of one's own loop. Args: as for `Repetition`; `train` is the loop's function."""
+    """One repetition of a run of one's own loop. Args: as for `Repetition`."""
 
     member_kind = _ReplayedMembership
 
-    def __init__(
-        self, train: Callable[[], Any], run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any
-    ) -> None:
+    def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
         Repetition.__init__(self, run, version, shards, **named)
         config, cluster = run.config, self.cluster_of(run)
-        train = _until_diverged(train) if run.is_cut else train
+        assert run.train is not None
+        train = partial(_until_diverged, run.train) if run.is_cut else run.train
         LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
         self.has_processes = config.backend == "processes"
         self._waits = ""  # for what its workers wait, if none can go on
@@ -234,12 +233,7 @@ class LoopReplay(Repetition, LoopSimulation):
         return replica
 
 
-def _until_diverged(train: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps `train` so that a `DivergedError` ends its worker without failing the replay, as in a run."""
-
-    @wraps(train)
-    def until_diverged() -> Any:
-        with suppress(DivergedError):
-            return train()
-
-    return until_diverged
+def _until_diverged(train: Callable[[], Any]) -> Any:
+    """A `DivergedError` ends its worker without failing the replay, as in a run."""
+    with suppress(DivergedError):
+        return train()

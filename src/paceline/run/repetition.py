@@ -63,6 +63,7 @@ class Recorded(Protocol):
     """What a replay reads of a run; `RecordedRun` has it."""
 
     folder: Path
+    train: Callable[[], Any] | None  # a loop of one's own; None: the run is a task's
     config: TrainConfig  # of a loop of one's own: what it has of it
     algorithm: Algorithm
     part: RunData  # the part of it that a replay repeats

@@ -133,7 +133,7 @@ class RecordedRun:
             raise UsageError(f"train is the function that launch called, not {train!r}.")
         if is_own and data is not None:
             raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
-        self._train, self.part, self.is_cut = train, run, _may_be_cut(run)
+        self.train, self.part, self.is_cut = train, run, _may_be_cut(run)
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
@@ -175,16 +175,15 @@ class RecordedRun:
         ]
         script, name = (result.get("inputs") or {}).get("script"), self.config.task.rpartition(":")[0]
         now = script_digest(self.config.task)
-        if self._train is not None:
-            now, name = source_digest(self._train), source_of(self._train)
+        if self.train is not None:
+            now, name = source_digest(self.train), source_of(self.train)
         if None not in (script, now) and now != script:
             found.append(f"{name} has changed since the run, which can compute otherwise.")
         return tuple(found)
 
     def _repetition(self, version: int | None, shards: Sequence[int] = (), **named: Any) -> Repetition:
-        if self._train is not None:
-            return LoopReplay(self._train, self, version, shards, **named)
-        return TaskReplay(self, version, shards, **named)
+        kind = TaskReplay if self.train is None else LoopReplay
+        return kind(self, version, shards, **named)
 
     def replay(self) -> Replay:
         """Repeats the run.
