@@ -108,11 +108,13 @@ def blame(run: RunData) -> Blame | None:
     made = {worker: int((own["applied_version"] >= 1).sum()) for worker, own in run.records.items()}
     sums_s = path.took_s.sum(axis=0) if path is not None else np.zeros(0)
     cause = _cause(steps, path, steps.released_s - event_s, waits_for)
+    if path is None and (slow := _slow_exchanges(steps)) is not None:  # which take no worker's time
+        cause = max((one for one in (cause, slow) if one is not None), key=lambda one: one.own_s - (one.others_s or 0.0))
     return Blame(
         waits_for=waits_for,
         shares=tuple(_share(steps, blocker, event_s, path, worker) for worker in workers),
         path={name: float(one / (sums_s.sum() or 1)) for name, one in zip(ACTIVITIES, sums_s, strict=False)},
-        cause=_longer(cause, _slow_exchanges(steps)) if path is None else cause,
+        cause=cause,
         updates={worker: number / max(1, sum(made.values())) for worker, number in made.items()},
     )
 
@@ -226,12 +228,6 @@ def _slow_exchanges(steps: Steps) -> Cause | None:
     found = slow_link(steps, steps.rows["partner_s"])
     is_slow = found is not None and found.others_s is not None and found.own_s > np.median(steps.took_s[:, COMPUTING])
     return found if is_slow else None
-
-
-def _longer(slow: Cause | None, exchanges: Cause | None) -> Cause | None:
-    """A slow worker or a slow pair, which takes no worker's time: the one that exceeds the others by more per step."""
-    found = [one for one in (slow, exchanges) if one is not None]
-    return max(found, key=lambda one: one.own_s - (one.others_s or 0.0), default=None)
 
 
 def slow_link(steps: Steps, times_s: np.ndarray, lost: float = 0.0, *, in_rounds: bool = False) -> Cause | None:

@@ -47,16 +47,13 @@ def compare_step(worker_id: int, row: Any, values: Sequence[float]) -> None:
     replayed: dict[str, Any] = dict(zip(COMPARED, values, strict=True))
     if recorded["samples"] == UNKNOWN:
         recorded |= {name: replayed[name] for name in COMPARED if name not in _KNOWN}
-    if not all(_equal(recorded[name], replayed[name]) for name in COMPARED):
-        raise _mismatch(worker_id, recorded, replayed)
-
-
-def _mismatch(worker_id: int, recorded: dict[str, Any], replayed: dict[str, Any]) -> ReplayMismatchError:
+    differ = [name for name in COMPARED if not _equal(recorded[name], replayed[name])]
+    if not differ:
+        return
     version, step = recorded["applied_version"], recorded["step"]
-    differ = [name for name in recorded if not _equal(recorded[name], replayed[name])]
     values = ", ".join(f"{name.replace('_', ' ')} {recorded[name]!r} then, {replayed[name]!r} now" for name in differ)
     what = f"the gradient of update {version}, " if version > 0 else ""
-    return ReplayMismatchError(
+    raise ReplayMismatchError(
         f"The replay differs from the run at {what}step {step} of worker {worker_id}: {values}.", version, worker_id
     )
 
@@ -334,23 +331,12 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
             super().apply(to, scale, of, weight)
 
 
-class OrderCheck:
-    """Compares what is decided in a replay with the record; implements `Ports.decided`.
+def order_check(process: Process, rows: np.ndarray) -> OrderWriter:
+    """Compares what is decided in a replay with the rows of a process's order; implements `Ports.decided`."""
+    (worker_id, incarnation), left = process, iter(rows.tolist())
 
-    Args:
-        process: the worker and its incarnation.
-        rows: of its order.
-    """
-
-    def __init__(self, process: Process, rows: np.ndarray) -> None:
-        self._worker_id, self._rows = process[0], iter(rows.tolist())
-        self._writer = OrderWriter(self._check, process[1])
-
-    def __call__(self, *numbers: int, **named: int) -> None:
-        self._writer(*numbers, **named)
-
-    def _check(self, *replayed: int) -> None:
-        recorded = next(self._rows, None)
+    def check(*replayed: int) -> None:
+        recorded = next(left, None)
         if recorded is not None and recorded != replayed:
             differ = [
                 f"{name} {then} then, {now} now"
@@ -358,7 +344,9 @@ class OrderCheck:
                 if then != now
             ]
             raise ReplayMismatchError(
-                f"The replay differs from the run at exchange {recorded[0]} of worker {self._worker_id}: {', '.join(differ)}.",
+                f"The replay differs from the run at exchange {recorded[0]} of worker {worker_id}: {', '.join(differ)}.",
                 recorded[2],
-                self._worker_id,
+                worker_id,
             )
+
+    return OrderWriter(check, incarnation)

@@ -28,7 +28,7 @@ from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_neighbours import RecordedMailbox, RecordedRounds
-from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, StepOrder, Turns
+from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
 from paceline.run.recorded_views import Deaths, RecordedNewcomers
 from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
@@ -124,11 +124,6 @@ class Repetition(ABC):
     def samples_of(self, batch: int) -> torch.Tensor | None:
         """Indices of a batch's samples in the training set; None: they are not known."""
 
-    @property
-    def num_compared(self) -> int:
-        """Steps that were equal so far."""
-        return sum(one.compared for one in self._replicas.values())
-
     @abstractmethod
     def run_programs(self) -> None:
         """Runs the programs of all workers."""
@@ -194,7 +189,7 @@ class Repetition(ABC):
         """Of a worker, or of a server, which comes after the workers."""
         process = worker_id, incarnation
         checks = self._orders and self.algorithm.needs.order
-        return {"decided": OrderCheck(process, self._run.part.order_of(*process))} if checks else {}
+        return {"decided": order_check(process, self._run.part.order_of(*process))} if checks else {}
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self._run.config.workers
@@ -217,7 +212,7 @@ class Repetition(ABC):
             if self._not_kept:
                 raise self._contradiction(f"The replay ended before update {self._version}.")
             return
-        compared = self.num_compared
+        compared = sum(one.compared for one in self._replicas.values())
         if compared < len(self._run.applied):
             raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
 
@@ -275,11 +270,11 @@ class Repetition(ABC):
     def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
         """Whether it holds for one of the kept models."""
         assert self.kept is not None
-        found = False
-        for x in (*self.kept_others, self.kept):
+        for x in (self.kept, *self.kept_others):
             self.binding.bind(x)
-            found = bool(holds(self.model)) or found
-        return found
+            if holds(self.model):
+                return True
+        return False
 
     def _is_maker(self, process: Process) -> bool:
         return self._maker in (None, process)
