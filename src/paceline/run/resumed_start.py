@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,24 +13,19 @@ from paceline.data.round_deal import Left
 from paceline.errors import UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
+from paceline.ports.ports import Storage
 from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.worker.storage import WorkerStorage
 
 
-class ServerState:
-    """Gives a replayed server the state of its rule; implements `Storage`, and keeps nothing."""
+class ServerState(Storage):
+    """Gives a replayed server the state of its rule, and keeps nothing."""
 
     def __init__(self, rule: dict[str, Any]) -> None:
         self._rule = rule
 
     def restore(self) -> dict[str, Any] | None:
         return {"rule": self._rule} if self._rule else None
-
-    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
-        pass
-
-    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        pass
 
 
 class ResumedStart:
