@@ -74,10 +74,7 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         self._computed()
 
     def _keep(self) -> None:
-        self.kept[self.step] = g = self.binding.zeros()
-        for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad.to_dense())
+        super()._keep()
         if self.claims is not None and self.batch >= 0:
             self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
 

@@ -241,6 +241,13 @@ class RepeatingReplica(Timed):
             yield step
         self._order.end()
 
+    def _keep(self) -> None:
+        """Keeps the gradient that `backward` has left in the parameters."""
+        self.kept[self.step] = g = self.binding.zeros()
+        for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad.to_dense())
+
     def _computed(self) -> None:
         if self._row is not None:
             self._order.computed(self._row)
@@ -300,16 +307,9 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
         if self._in_own:
             self._own = [one.grad for one in self.binding.parameters]
         if self._is_kept:
-            self.kept[self.step] = self._dense() if self._in_own else self.g.clone()
+            self._keep()
         super()._compute(ready, finish)
         self._computed()
-
-    def _dense(self) -> torch.Tensor:
-        g = self.binding.zeros()
-        for part, own in zip(self.binding.views(g), self._own, strict=True):
-            if own is not None:
-                part.copy_(own.to_dense())
-        return g
 
     @property
     def g(self) -> torch.Tensor:
