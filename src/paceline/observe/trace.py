@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.segments import KINDS, segments
-from paceline.records.run_data import RunData, write_text
+from paceline.records.run_data import RunData
+from paceline.system.files import write_text
 
 _MOST_STEPS, _MOST_STEPS_IN_ALL = 10_000, 50_000
 _MOST_WORKERS = 256  # no viewer shows thousands of lanes
@@ -61,7 +62,7 @@ def write_trace(run: RunData, path: str | Path) -> Path:
     if len(run.records) > len(shown):
         other["omitted_workers"] = f"the last {len(run.records) - len(shown)} of {len(run.records)}"
     trace = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": [{"pid": 1, **event} for event in events]}
-    write_text(path, json.dumps(trace) + "\n")
+    write_text(Path(path), json.dumps(trace) + "\n")
     return Path(path)
 
 
