@@ -17,7 +17,7 @@ from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.records.order import Process
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.inputs import script_digest, source_digest, source_of
+from paceline.run.inputs import source_digest, source_of
 from paceline.run.loop_replay import LoopReplay
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.repetition import Repetition, Update
@@ -173,12 +173,9 @@ class RecordedRun:
             for name, before in made_with.items()
             if before is not None and here.get(name, before) != before
         ]
-        script, name = (result.get("inputs") or {}).get("script"), self.config.task.rpartition(":")[0]
-        now = script_digest(self.config.task)
-        if self.train is not None:
-            now, name = source_digest(self.train), source_of(self.train)
-        if None not in (script, now) and now != script:
-            found.append(f"{name} has changed since the run, which can compute otherwise.")
+        what, script = self.train or self.config.task, (result.get("inputs") or {}).get("script")
+        if script is not None and source_digest(what) not in (None, script):
+            found.append(f"{source_of(what)} has changed since the run, which can compute otherwise.")
         return tuple(found)
 
     def _repetition(self, version: int | None, shards: Sequence[int] = (), **named: Any) -> Repetition:
