@@ -86,7 +86,6 @@ class _ReplayedMembership(SimulatedMembership):
 
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
-        self.ports = run.ports_of(self.ports)
         self.has_entered = not self.incarnation
         if run.deaths is not None:
             self.gatherer = _MortalGatherer(self.gatherer, self, run.deaths)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from torch import nn
 from paceline.algorithms import Algorithm
 from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
-from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
 from paceline.records.order import Process
 from paceline.records.run_data import RunData
@@ -177,16 +175,12 @@ class Repetition(ABC):
             return AverageOrder(self.averages, process, self.machine.shared.workers[process[0]], on_applied)
         return StepOrder(on_applied if not self._orders else None)
 
-    def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
-        """The ports of a worker's program: recorded averages need no messages."""
-        if self._models is not None:
-            return dataclasses.replace(ports, mailbox=cast(Any, self._models))
-        if self.averages is None:
-            return ports
-        return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
-
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         """Of a worker, or of a server, which comes after the workers."""
+        if self._models is not None:
+            return {"mailbox": self._models}
+        if self.averages is not None:  # recorded averages need no messages
+            return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
         checks = self._orders and self.algorithm.needs.order
         return {"decided": order_check(process, self._run.part.order_of(*process))} if checks else {}

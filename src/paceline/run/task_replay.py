@@ -91,6 +91,6 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         worker_id = ports.worker_id
-        super()._work(replica, self.ports_of(ports))
+        super()._work(replica, ports)
         if self.deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
             self.machine.lives.start_again(worker_id, ports.incarnation + 1)
