@@ -79,7 +79,7 @@ class Repetition(ABC):
     Args:
         run: what to repeat.
         version: of the parameters to keep; None: none are.
-        shards: their version at each shard, if servers have them.
+        shards: their version at each shard, if servers have them; known from the records if the replay ends there.
         ends_there: whether the replay ends with that version.
         maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
         others: the same of other workers, and the versions of their models to keep.
@@ -144,6 +144,10 @@ class Repetition(ABC):
                 self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
                 shard.on_update = partial(self._shard_updated, number)
             machine.new_mailbox = self._mailbox
+            if self._ends_there:  # the first shard counts the updates
+                steps = chain.from_iterable(zip(*own, strict=True) for own in exchanges.values())
+                made = next((shards for shards in steps if shards[0].of == self._version), ())
+                self._to_keep = {number: one.of or one.at or 0 for number, one in enumerate(made)}
         elif needs.order and not self.algorithm.lockstep:
             orders = {(one, n): run.part.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
             self.averages = Averages(self.scheduler, orders)

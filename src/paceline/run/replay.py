@@ -21,15 +21,7 @@ from paceline.run.inputs import source_digest, source_of
 from paceline.run.loop_replay import LoopReplay
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.repetition import Repetition, Update
-from paceline.run.replayable import (
-    Resumption,
-    by_incarnation,
-    exchanges_in,
-    is_own_loop,
-    obstacle,
-    recorded_part,
-    since_resumed,
-)
+from paceline.run.replayable import Resumption, by_incarnation, is_own_loop, obstacle, recorded_part, since_resumed
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
 from paceline.run.view_changes import ViewChanges
@@ -219,20 +211,13 @@ class RecordedRun:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
             made = self._of_own_models[self.first_update - 1 : version]
-            newest = {process[0]: (process, own_version) for _, process, own_version in made}
-            maker, own_version = newest.pop(made[-1][1][0])
-            others = dict(newest.values())
-            simulation = self._repetition(own_version, ends_there=True, maker=maker, others=others)
+            newest = {process[0]: (process, made_version) for _, process, made_version in made}
+            _, maker, own_version = made[-1]
+            simulation = self._repetition(own_version, ends_there=True, maker=maker, others=dict(newest.values()))
         else:
-            simulation = self._repetition(version, self.shard_versions(version), ends_there=True)
+            simulation = self._repetition(version, ends_there=True)
         simulation.replay()
         return simulation
-
-    def shard_versions(self, version: int) -> list[int]:
-        """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
-        processes = (exchanges_in(self.part, self.algorithm) or {}).values()
-        made = [shards for own in processes for shards in zip(*own, strict=True) if shards[0].of == version]
-        return [one.of or one.at or 0 for one in made[0]] if made else []
 
     def first(
         self, holds: Callable[[nn.Module], bool], *, told: Callable[[int, bool], None] | None = None
