@@ -190,16 +190,12 @@ def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
 
 def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     named = config.get("algorithm")
-    if named is None:
-        return None
+    if not isinstance(named, str | None):
+        raise UsageError(f"{path} names an unknown algorithm: {named!r} is none")
     try:
-        return algorithm_named(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
+        return algorithm_named(named) if named is not None else None
     except UsageError as error:
         raise UsageError(f"{path} names an unknown algorithm: {error}") from error
-
-
-def _refuse(why: str) -> Any:
-    raise UsageError(why)
 
 
 def _about(newest: Path) -> dict[str, Any]:

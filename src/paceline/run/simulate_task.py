@@ -270,7 +270,8 @@ class TaskSimulation:
                 replica: BaseReplica = TimedReplica(batches=batches, **declared, **base)
             else:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
-                replica = self._replica(self.model, self.task.loss, config.make_optimizer, batches, **base)
+                task = self.model, self.task.loss, config.make_optimizer, batches
+                replica = self._replica(claims, *task, **base)
             replica.shares, replica.deal = shares, deal
 
             def work() -> None:
@@ -305,7 +306,7 @@ class TaskSimulation:
             survivors=survivors_in(self.algorithm, ports),
         )
 
-    def _replica(self, *task: Any, **base: Any) -> SimulatedReplica:
+    def _replica(self, claims: Any, *task: Any, **base: Any) -> SimulatedReplica:
         return SimulatedReplica(*task, **base)
 
     def _own_buffers(self) -> bool:

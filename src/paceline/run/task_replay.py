@@ -29,7 +29,6 @@ class TaskReplay(Repetition, TaskSimulation):
                 f"{run.folder} cannot be replayed: its training set ({before['samples']:,} samples) differs from this one "
                 f"({now['samples']:,} samples): give the run's data folder with --data."
             )
-        self._own_claims: dict[int, Any] = {}  # the newest of each worker
         if self.algorithm.lockstep:
             self._most_steps = run.num_rounds
         if run.start is not None:
@@ -64,23 +63,20 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
         if self._turns is None and self.averages is None and not self._orders:
-            claims: Any = super()._claims(plan, ports, claim_batch, taken)
-        else:
-            claims = RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
-        self._own_claims[ports.worker_id] = claims
-        return claims
+            return super()._claims(plan, ports, claim_batch, taken)
+        return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
 
     def _own_buffers(self) -> bool:
         return True
 
-    def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
+    def _replica(self, claims: Any, *task: Any, **base: Any) -> RecordedReplica:
         worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
         replica = self._replicas[process] = RecordedReplica(*task, **self.recorded(process), **base)
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
             has_own = self.algorithm.gossip and not incarnation
             own_model = self.machine.shared.workers[worker_id] if has_own else None
-            self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
+            claims.taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
