@@ -14,96 +14,71 @@ from paceline.run.recorded_views import Deaths, RecordedNewcomers
 from paceline.run.view_changes import ViewChanges
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
+from paceline.simulator.views import SimulatedViews
 
 
-class RecordedRounds:
-    """Implements `Views` for the worker whose program runs: who takes part in a round is recorded."""
+class RecordedRounds(SimulatedViews):
+    """The members that each round had in the run."""
 
     def __init__(
         self, scheduler: Scheduler, deaths: Deaths, changes: ViewChanges, newcomers: RecordedNewcomers, num_workers: int
     ) -> None:
-        self._scheduler, self._deaths, self._changes, self._newcomers = scheduler, deaths, changes, newcomers
-        self._members: list[Sequence[int]] = [range(num_workers)] * num_workers  # as each worker knows them
+        super().__init__(scheduler, num_workers)
+        self._deaths, self._changes, self._newcomers = deaths, changes, newcomers
         self._incarnations = [0] * num_workers  # of the members
-        self._rounds = [-1] * num_workers  # the last that each has begun
-        self._begun, self._sent, self._last_came = ([0] * num_workers for _ in range(3))
-        self._waiting: list[Program] = []
-
-    @property
-    def _me(self) -> int:
-        return self._scheduler.current.worker_id
-
-    @property
-    def members(self) -> Sequence[int]:
-        return self._members[self._me]
 
     def _process(self, worker: int) -> Process:
         return worker, self._incarnations[worker]
 
     def _tell(self, first_not_begun: int) -> None:
         """Begins all rounds before this one, or dies."""
-        me = self._me
-        if first_not_begun > self._changes.left_at(self._process(me)):
-            self._deaths.die(me)
-        self._begun[me] = max(self._begun[me], first_not_begun)
-        for program in self._waiting:
+        if first_not_begun > self._changes.left_at(self._process(self._worker_id)):
+            self._deaths.die(self._worker_id)
+        super()._tell(first_not_begun)
+
+    def _wake(self) -> None:
+        for _, program in self._waiting:
             self._scheduler.wake(program)
         self._waiting.clear()
 
     def begin(self, round: int) -> Sequence[int]:
-        self._tell(round + 1)
-        self._rounds[self._me] = round
-        known = self._changes.left
-        gone = {
-            one for one in self.members if round >= known.get(self._process(one), {}).get("first_without", round + 1)
-        }
-        self._members[self._me] = tuple(one for one in self.members if one not in gone)
+        super().begin(round)
+        left = {one: self._changes.left.get(self._process(one), {}) for one in self.members}
+        self.members = tuple(one for one, how in left.items() if round < how.get("first_without", round + 1))
         return self.members
-
-    def sent(self, batches: int) -> None:
-        self._sent[self._me] = batches
-
-    def got(self, worker: int, batches: int) -> None:
-        self._sent[worker] = batches
 
     def kept(self, worker: int) -> int:
         left = self._changes.left.get(self._process(worker))
-        return self._sent[worker] if left is None else left["kept"]
+        return super().kept(worker) if left is None else left["kept"]
 
     def has_died(self, worker: int) -> bool:
         return True  # asked only about workers that have
 
     def living(self) -> Sequence[int]:
-        me = self._me
-        number = self._rounds[me] + 2
+        number = self._rounds[self._worker_id] + 2
         self._tell(number)
         come = [one for one in self.members if self._changes.left_at(self._process(one)) >= number]
         while any(self._begun[one] < number for one in come):
-            self._waiting.append(self._scheduler.current)
+            self._waiting.append((number, self._scheduler.current))
             self._scheduler.wait("the others between two rounds")
-        self._members[me] = tuple(come)
+        self.members = tuple(come)
         return come
 
-    def announce(self, newcomers: Mapping[int, int]) -> None:
-        """Does nothing: when newcomers come is recorded."""
-
     def coming(self, round: int) -> Mapping[int, int]:
-        before, came = self._last_came[self._me], self._changes.came
-        found = {worker: n for (worker, n), at in came.items() if before < at <= round}
-        self._last_came[self._me] = max([before, *(came[process] for process in found.items())])
+        me, came = self._worker_id, self._changes.came
+        found = {worker: n for (worker, n), at in came.items() if self._last_came[me] < at <= round}
+        self._last_came[me] = max([self._last_came[me], *(came[process] for process in found.items())])
         self._newcomers.wait_for(found)
         return found
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
-        me = self._me
-        self._members[me] = tuple(sorted({*self.members, *newcomers}))
         for worker, incarnation in newcomers.items():
             self._incarnations[worker] = incarnation
-        return {"members": self.members, "round": self._rounds[me], "last_came": self._last_came[me]}
+        return {**super().let_in(newcomers), "last_came": self._last_came[self._worker_id]}
 
     def enter(self, given: dict[str, Any]) -> None:
-        me = self._me
-        self._members[me], self._rounds[me], self._last_came[me] = given["members"], given["round"], given["last_came"]
+        super().enter(given)
+        self._last_came[self._worker_id] = given["last_came"]
 
 
 class RecordedMailbox:
