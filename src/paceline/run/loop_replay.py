@@ -223,7 +223,7 @@ class LoopReplay(Repetition, LoopSimulation):
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
         process = member.worker_id, member.incarnation
-        may_go_on = self._run.is_cut or (self.deaths is not None and self.deaths.has(process))
+        may_go_on = self._run.is_cut or process in self._run.changes.left
         base |= {"stopped": member.stopped, "may_go_on": may_go_on}
         replica = self._replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
         return replica

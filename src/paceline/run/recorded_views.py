@@ -21,12 +21,9 @@ class Deaths:
         if machine.all_reduce is not None:
             machine.all_reduce.on_arrival = self._come
 
-    def has(self, process: Process) -> bool:
-        return process in self._changes.left
-
     def has_died(self, worker_id: int) -> bool:
         """Whether the worker's present process has died in the run."""
-        return self.has(self._process(worker_id))
+        return self._process(worker_id) in self._changes.left
 
     def _process(self, worker_id: int) -> Process:
         return worker_id, self._machine.lives.incarnations.get(worker_id, 0)

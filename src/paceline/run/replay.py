@@ -112,7 +112,8 @@ class RecordedRun:
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
         if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
-        run, _ = recorded_part(whole, registry.build(whole.config["algorithm"]))
+        self.algorithm = registry.build(whole.config["algorithm"])
+        run, _ = recorded_part(whole, self.algorithm)
         is_own = is_own_loop(run)
         if is_own and train is None:
             called = run.config["task"] if run.config["task"].isidentifier() else "your function"
@@ -129,13 +130,11 @@ class RecordedRun:
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        built, resumed = registry.build(own["algorithm"]), Resumption.of(run)
-        self.start = ResumedStart(self.folder / resumed.checkpoint, built) if resumed is not None else None
-        self.changes = ViewChanges.of(run)
-        taken = self.start.taken if self.start is not None and built.lockstep else 0
+        self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
+        resumed = Resumption.of(run)
+        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed is not None else None
+        taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
         self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
-        self.config = TrainConfig(**{**own, **here, **goals})
-        self.algorithm = self.config.built_algorithm
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
         self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
         # When each update of a worker's own model was recorded, its process, and the version that it made.
