@@ -55,15 +55,7 @@ class RecordedBatches(EpochClaims):
 
 
 class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
-    """A loop's worker that repeats its recorded steps.
-
-    Attributes:
-        samples_of: batch of a step whose gradient is kept -> the sampler's output for it; None: it has no sampler.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, **base: Any) -> None:
-        self.samples_of: dict[int, Any] = {}
-        super().__init__(optimizer, **base)
+    """A loop's worker that repeats its recorded steps."""
 
     def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
         super().gradient(at, version, *in_backward, **named)
@@ -73,10 +65,11 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
             self._keep()
         self._computed()
 
-    def _keep(self) -> None:
-        super()._keep()
-        if self.claims is not None and self.batch >= 0:
-            self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
+    def _samples(self) -> torch.Tensor | None:
+        if self.claims is None or self.batch < 0:
+            return None
+        found = self.claims.batches.indices(self.claims.place(self.batch))  # None: there is no sampler
+        return torch.tensor(found) if found is not None else None
 
 
 class _ReplayedMembership(SimulatedMembership):
@@ -171,10 +164,6 @@ class LoopReplay(Repetition, LoopSimulation):
         if not self._ends_there and self._version == self.machine.shared.version and not self.algorithm.gossip:
             self.kept = self.binding.zeros()  # with what the loop has left in its model
             self.machine.shared.snapshot(self.kept)
-
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        found = [one.samples_of[batch] for one in self._replicas.values() if one.samples_of.get(batch) is not None]
-        return torch.tensor(found[0]) if found else None
 
     def _contradiction(self, why: str) -> PacelineError:
         """The loop is not that of the run: names the first step that it has not made."""

@@ -197,7 +197,7 @@ class RepeatingReplica(Timed):
         may_go_on: whether it may make steps that have no record.
 
     Attributes:
-        kept: step -> its kept gradient (P,).
+        kept: step -> its kept gradient (P,), and its samples (indices into the training set; None: not known).
         compared: number of steps that were equal.
     """
 
@@ -214,7 +214,7 @@ class RepeatingReplica(Timed):
         self._recorded, self._keeps, self._order, self._may_go_on = rows, keeps, order, may_go_on
         self._first_step = first_step(rows)
         self._write = recorder.append
-        self.kept: dict[int, torch.Tensor] = {}
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.compared = 0
         super().__init__(*args, recorder=self, **base)
 
@@ -243,10 +243,14 @@ class RepeatingReplica(Timed):
 
     def _keep(self) -> None:
         """Keeps the gradient that `backward` has left in the parameters."""
-        self.kept[self.step] = g = self.binding.zeros()
+        g = self.binding.zeros()
+        self.kept[self.step] = g, self._samples()
         for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
             if parameter.grad is not None:
                 part.copy_(parameter.grad.to_dense())
+
+    def _samples(self) -> torch.Tensor | None:
+        raise NotImplementedError
 
     def _computed(self) -> None:
         if self._row is not None:
@@ -293,8 +297,9 @@ class RepeatingReplica(Timed):
 class RecordedReplica(RepeatingReplica, SimulatedReplica):
     """A task's worker that repeats its recorded steps."""
 
-    def __init__(self, *task: Any, **base: Any) -> None:
+    def __init__(self, *task: Any, plan: BatchPlan, **base: Any) -> None:
         super().__init__(*task, **base)
+        self._plan = plan
         # As in the run, plain SGD steps with sparse gradients as backward makes them: it adds a row's one by one.
         self._takes_own = self._is_plain_sgd and bool(self.binding.tables)
         self._own: list[torch.Tensor | None] = []
@@ -310,6 +315,9 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
             self._keep()
         super()._compute(ready, finish)
         self._computed()
+
+    def _samples(self) -> torch.Tensor:
+        return self._plan.indices(self.batch)
 
     @property
     def g(self) -> torch.Tensor:

@@ -119,10 +119,6 @@ class Repetition(ABC):
         self._kept_parts: torch.Tensor | None = None
 
     @abstractmethod
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        """Indices of a batch's samples in the training set; None: they are not known."""
-
-    @abstractmethod
     def run_programs(self) -> None:
         """Runs the programs of all workers."""
 
@@ -278,12 +274,13 @@ class Repetition(ABC):
         return self._maker in (None, process)
 
     def _step(self, worker: int, row: np.void) -> dict[str, Any]:
+        gradient, samples = self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])]
         return {
             "worker": worker,
             **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
             "staleness": int(row["applied_version"] - row["read_version"]) - 1,
-            "samples": self.samples_of(int(row["batch"])),
-            "gradient": self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])],
+            "samples": samples,
+            "gradient": gradient,
         }
 
     def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:

@@ -61,10 +61,8 @@ class RunRecord:
             outcome.reason = f"The parameters are not finite at version {self.evaluations[-1]['version']}."
 
     @staticmethod
-    def choice_notes(algorithm: Algorithm | None, num_workers: int, delay: int) -> list[str]:
+    def choice_notes(algorithm: Algorithm, num_workers: int, delay: int) -> list[str]:
         """New warnings about this delay, which the programs chose."""
-        if algorithm is None:
-            return []
         now, before = algorithm.caution(num_workers, delay), algorithm.caution(num_workers)
         return [now] if now and now != before else []
 

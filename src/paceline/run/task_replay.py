@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from paceline.data.plan import BatchPlan
 from paceline.errors import PacelineError, UsageError
 from paceline.ports.ports import Ports
@@ -40,10 +38,6 @@ class TaskReplay(Repetition, TaskSimulation):
     def run_programs(self) -> None:
         self.run()
 
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        assert self.plan is not None
-        return self.plan.indices(batch)
-
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         found, shard = super()._further_ports(worker_id, incarnation), worker_id - self.config.workers
         if self._run.start is not None and shard < 0:
@@ -71,7 +65,7 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def _replica(self, claims: Any, *task: Any, **base: Any) -> RecordedReplica:
         worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
-        replica = self._replicas[process] = RecordedReplica(*task, **self.recorded(process), **base)
+        replica = self._replicas[process] = RecordedReplica(*task, plan=claims.plan, **self.recorded(process), **base)
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
             has_own = self.algorithm.gossip and not incarnation
