@@ -197,7 +197,7 @@ class RepeatingReplica(Timed):
         may_go_on: whether it may make steps that have no record.
 
     Attributes:
-        kept: step -> its kept gradient (P,), and its samples (indices into the training set; None: not known).
+        kept: step -> its entry in `Update.steps`, with its gradient.
         compared: number of steps that were equal.
     """
 
@@ -214,7 +214,7 @@ class RepeatingReplica(Timed):
         self._recorded, self._keeps, self._order, self._may_go_on = rows, keeps, order, may_go_on
         self._first_step = first_step(rows)
         self._write = recorder.append
-        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.kept: dict[int, dict[str, Any]] = {}
         self.compared = 0
         super().__init__(*args, recorder=self, **base)
 
@@ -243,13 +243,20 @@ class RepeatingReplica(Timed):
 
     def _keep(self) -> None:
         """Keeps the gradient that `backward` has left in the parameters."""
-        g = self.binding.zeros()
-        self.kept[self.step] = g, self._samples()
+        row, g = self._row, self.binding.zeros()
+        self.kept[self.step] = {
+            "worker": self._core.worker_id,
+            **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
+            "staleness": int(row["applied_version"] - row["read_version"]) - 1,
+            "samples": self._samples(),
+            "gradient": g,
+        }
         for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
             if parameter.grad is not None:
                 part.copy_(parameter.grad.to_dense())
 
     def _samples(self) -> torch.Tensor | None:
+        """Indices of the batch's samples in the training set; None: they are not known."""
         raise NotImplementedError
 
     def _computed(self) -> None:

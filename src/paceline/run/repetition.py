@@ -164,7 +164,7 @@ class Repetition(ABC):
 
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""
-        keeps = self._version if self._ends_there and self._is_maker(process) else None
+        keeps = self._version if self._ends_there and self._maker in (None, process) else None
         return {"rows": self._rows(*process), "keeps": keeps, "order": self._step_order(process)}
 
     def _step_order(self, process: Process) -> StepOrder:
@@ -250,15 +250,8 @@ class Repetition(ABC):
         """The kept update, under its number in the run."""
         assert self.kept is not None
         assert self.model is not None
-        assert self._version is not None
         self.binding.bind(self.kept)
-        steps = [
-            self._step(worker, row)
-            for worker, processes in self._run.processes.items()
-            for incarnation, rows in enumerate(processes)
-            for row in rows[rows["applied_version"] == self._version]
-            if self._is_maker((worker, incarnation))
-        ]
+        steps = [step for _, replica in sorted(self._replicas.items()) for step in replica.kept.values()]
         return Update(number, self.model, steps)
 
     def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
@@ -269,19 +262,6 @@ class Repetition(ABC):
             if holds(self.model):
                 return True
         return False
-
-    def _is_maker(self, process: Process) -> bool:
-        return self._maker in (None, process)
-
-    def _step(self, worker: int, row: np.void) -> dict[str, Any]:
-        gradient, samples = self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])]
-        return {
-            "worker": worker,
-            **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
-            "staleness": int(row["applied_version"] - row["read_version"]) - 1,
-            "samples": samples,
-            "gradient": gradient,
-        }
 
     def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
         processes = self._run.processes.get(worker_id, [])
