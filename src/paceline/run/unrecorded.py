@@ -31,10 +31,10 @@ def with_unrecorded(run: RunData) -> tuple[RunData, str]:
         order[worker] = _recorded_part(order[worker], run, worker)
     run = dataclasses.replace(run, order=order)
     held = {one.get("held") for one in run.result["shards"]}
-    num_missing = {None if one is None else one - _num_applied(run) for one in held}
-    if num_missing == {0}:
+    num_applied = sum(int(np.count_nonzero(rows["applied_version"] > 0)) for rows in run.records.values())
+    if held == {num_applied}:
         return run, ""
-    if num_missing != {1} or len(lost) != 1 or "resumed" in run.result:
+    if held != {num_applied + 1} or len(lost) != 1 or "resumed" in run.result:
         return run, _WHY
     rows = run.records[lost[0]]
     rows = rows[rows["incarnation"] == 0]
@@ -49,10 +49,6 @@ def with_unrecorded(run: RunData) -> tuple[RunData, str]:
     own = run.records[lost[0]]
     records = {**run.records, lost[0]: np.concatenate([rows, row, own[own["incarnation"] > 0]])}
     return dataclasses.replace(run, records=records), ""
-
-
-def _num_applied(run: RunData) -> int:
-    return sum(int(np.count_nonzero(rows["applied_version"] > 0)) for rows in run.records.values())
 
 
 def _recorded_part(order: np.ndarray, run: RunData, worker: int) -> np.ndarray:
