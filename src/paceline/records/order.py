@@ -82,6 +82,13 @@ def read_order(path: Path) -> dict[int, np.ndarray]:
     return {int(name): rows for name, rows in arrays.items()}
 
 
+def order_of(order: Mapping[int, np.ndarray], process: Process) -> np.ndarray:
+    """The rows of one process, of those of all workers."""
+    worker, incarnation = process
+    rows = order.get(worker, np.empty(0, ORDER_DTYPE))
+    return rows[rows["incarnation"] == incarnation]
+
+
 class Exchange(NamedTuple):
     """One request of a worker, as one shard answered it."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.records.order import ORDER_DTYPE, ORDER_FILE, read_order, save_order
+from paceline.records.order import ORDER_FILE, read_order, save_order
 from paceline.records.step_record import CODED, PARTNER, RECORD_DTYPE, without_waiting
 from paceline.system import files
 
@@ -110,11 +110,6 @@ class RunData:
         if files.CHECKSUM in config or not decided:
             config = files.read_checked_json(folder / "config.json")
         return cls(config, result, records, evaluations, order=read_order(folder / ORDER_FILE))
-
-    def order_of(self, worker: int, incarnation: int) -> np.ndarray:
-        """What timing decided in a worker's process beyond the records of its steps."""
-        rows = self.order.get(worker, np.empty(0, ORDER_DTYPE))
-        return rows[rows["incarnation"] == incarnation]
 
 
 def _is_evaluation(one: dict[str, Any]) -> bool:

@@ -113,8 +113,6 @@ class Turns(StepOrder):
         scheduler: Scheduler,
         processes: Iterable[np.ndarray],  # the records of each process of all workers
         on_applied: Callable[[int], None],
-        *,
-        retries: bool,  # whether failed updates read the parameters a second time, as with `leashed`
     ) -> None:
         super().__init__(on_applied)
         self._scheduler = scheduler
@@ -123,8 +121,8 @@ class Turns(StepOrder):
             applied = rows["applied_version"]
             self._pending.update((2 * rows["read_version"]).tolist())
             self._pending.update((2 * rows["gradient_version"][applied < 0]).tolist())
-            if retries:
-                self._pending.update((2 * rows["gradient_version"][rows["failed_publishes"] > 0]).tolist())
+            # With `leashed`, failed updates read the parameters a second time.
+            self._pending.update((2 * rows["gradient_version"][rows["failed_publishes"] > 0]).tolist())
             self._pending |= Counter(dict.fromkeys((2 * applied[applied > 0] - 1).tolist(), 1))
         self._stages = sorted(self._pending, reverse=True)  # that have not happened, the lowest last
         self._waiting: list[tuple[int, Program]] = []

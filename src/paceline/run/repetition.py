@@ -20,7 +20,7 @@ from paceline.algorithms import Algorithm
 from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.records import checkpoint_contents
-from paceline.records.order import Process
+from paceline.records.order import Process, order_of
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
@@ -131,8 +131,7 @@ class Repetition(ABC):
         if run.changes:
             self._order_deaths(machine)
         elif needs.kind in _SHARED:
-            processes = chain.from_iterable(run.processes.values())
-            self._turns = Turns(self.scheduler, processes, self._applied, retries=needs.kind == "slots")
+            self._turns = Turns(self.scheduler, chain.from_iterable(run.processes.values()), self._applied)
         elif needs.kind == "served":
             exchanges = exchanges_in(run.part, self.algorithm) or {}
             for number, shard in enumerate(machine.shared.shards):
@@ -145,7 +144,8 @@ class Repetition(ABC):
                 made = next((shards for shards in steps if shards[0].of == self._version), ())
                 self._to_keep = {number: one.of or one.at or 0 for number, one in enumerate(made)}
         elif needs.order and not self.algorithm.lockstep:
-            orders = {(one, n): run.part.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
+            processes = [(worker, n) for worker, own in run.processes.items() for n in range(len(own))]
+            orders = {process: order_of(run.part.order, process) for process in processes}
             self.averages = Averages(self.scheduler, orders)
 
     def _order_deaths(self, machine: SimulatedMachine) -> None:
@@ -183,7 +183,7 @@ class Repetition(ABC):
             return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
         checks = self._orders and self.algorithm.needs.order
-        return {"decided": order_check(process, self._run.part.order_of(*process))} if checks else {}
+        return {"decided": order_check(process, order_of(self._run.part.order, process))} if checks else {}
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self._run.config.workers

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.algorithms import Algorithm, registry
 from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, order_of, recorded_exchanges
 from paceline.records.run_data import RunData
 from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
@@ -217,7 +217,7 @@ def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[Process, list[list[
         for incarnation, process in enumerate(by_incarnation(rows)):
             exchanges = [exchanges_of(process)]
             if algorithm.needs.order:
-                exchanges = _ordered_exchanges(run.order_of(worker, incarnation), process, num_shards)
+                exchanges = _ordered_exchanges(order_of(run.order, (worker, incarnation)), process, num_shards)
             if exchanges is None or (len(process) and not exchanges[0]):
                 return None
             found[worker, incarnation] = exchanges
