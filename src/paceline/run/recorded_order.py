@@ -321,8 +321,8 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
         super()._compute(ready, finish)
         self._computed()
 
-    def _samples(self) -> torch.Tensor:
-        return self._plan.indices(self.batch)
+    def _samples(self) -> torch.Tensor | None:
+        return self._plan.indices(self.batch) if self.batch >= 0 else None  # in a round without a batch for this worker
 
     @property
     def g(self) -> torch.Tensor:
