@@ -61,8 +61,7 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
         super().gradient(at, version, *in_backward, **named)
         if self._row is None and not self._may_go_on:
             raise self._one_more()
-        if self._is_kept:
-            self._keep()
+        self._keep()
         self._computed()
 
     def _samples(self) -> torch.Tensor | None:

@@ -227,10 +227,6 @@ class RepeatingReplica(Timed):
         place = self.step - self._first_step
         return self._recorded[place] if place < len(self._recorded) else None
 
-    @property
-    def _is_kept(self) -> bool:
-        return self._keeps is not None and self._row is not None and self._row["applied_version"] == self._keeps
-
     def steps(self) -> Iterator[int]:
         self._order.begin()
         for step in super().steps():  # type: ignore[misc]
@@ -240,8 +236,11 @@ class RepeatingReplica(Timed):
         self._order.end()
 
     def _keep(self) -> None:
-        """Keeps the gradient that `backward` has left in the parameters."""
-        row, g = self._row, self.binding.zeros()
+        """Keeps the gradient that `backward` has left in the parameters, if it is one to keep."""
+        row = self._row
+        if self._keeps is None or row is None or row["applied_version"] != self._keeps:
+            return
+        g = self.binding.zeros()
         self.kept[self.step] = {
             "worker": self._core.worker_id,
             **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
@@ -316,8 +315,7 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
     def _compute(self, ready: OnBucket, finish: OnEnd) -> None:
         if self._in_own:
             self._own = [one.grad for one in self.binding.parameters]
-        if self._is_kept:
-            self._keep()
+        self._keep()
         super()._compute(ready, finish)
         self._computed()
 
