@@ -132,7 +132,7 @@ class RecordedRun:
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
         self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
         resumed = Resumption.of(run)
-        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed is not None else None
+        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
         taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
         self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
         self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,16 @@ class Resumption:
     """The beginning of a resumed run, as `result.json` has it in `resumed`.
 
     Attributes:
-        checkpoint: its folder, relative to the run's folder if it lies there.
+        checkpoint: its folder, relative to the run's folder if it lies there; "": the run was not resumed.
         events: by worker, its number of events before.
         version: of the parameters that all workers share.
         versions: by worker, of its own model, if each has one.
     """
 
-    checkpoint: str
-    events: dict[int, int]
-    version: int
-    versions: dict[int, int]
+    checkpoint: str = ""
+    events: dict[int, int] = field(default_factory=dict)
+    version: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         by_text = {
@@ -48,14 +48,13 @@ class Resumption:
         return vars(self) | by_text
 
     @classmethod
-    def of(cls, run: RunData) -> Resumption | None:
-        """None: the run was not resumed."""
+    def of(cls, run: RunData) -> Resumption:
         if "resumed" not in run.result:
-            return None
+            return cls()
         match run.result["resumed"]:
             case {"checkpoint": str(path), "events": dict(events), "version": int(version), "versions": dict(versions)}:
                 numbers = [*events.values(), *versions.values()]
-                if all(isinstance(one, int) for one in numbers) and all(map(str.isdecimal, (*events, *versions))):
+                if path and all(isinstance(one, int) for one in numbers) and all(map(str.isdecimal, (*events, *versions))):
                     by_worker = ({int(worker): one for worker, one in each.items()} for each in (events, versions))
                     return cls(path, next(by_worker), version, next(by_worker))
         raise UsageError(f"The run's result.json is damaged: its resumed is {run.result['resumed']!r}.")
@@ -125,7 +124,7 @@ def _unnamed_batches(run: RunData) -> str:
 def since_resumed(run: RunData) -> RunData:
     """The run, without the steps and the workers before it was resumed."""
     resumed = Resumption.of(run)
-    if resumed is None:
+    if not resumed.checkpoint:
         return run
     workers = range(run.config["workers"])
     records = {one: rows[resumed.events.get(one, 0) :] for one, rows in run.records.items() if one in workers}
@@ -158,19 +157,15 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     resumed, waits_for, lost = Resumption.of(run), algorithm.waits_for, Counter(result["workers_lost"])
     if algorithm.survivors_continue and (why := unrecorded_changes(run, algorithm)):
         return why
-    if (
-        algorithm.notices_deaths
-        and not algorithm.survivors_continue
-        and waits_for not in ("quorum", "slowest")
-        and lost
-    ):
+    is_noticed = algorithm.notices_deaths and not algorithm.survivors_continue
+    if lost and is_noticed and waits_for not in ("quorum", "slowest"):
         return "a worker died, and the records do not have when the others learnt of it"
     died = ((records[worker], number) for worker, deaths in lost.items() for number in range(1, deaths))
     if waits_for == "slowest" and not all((rows["incarnation"] == number).any() for rows, number in died):
         return "a replacement died before its first record, and so nothing tells for how long the others waited for it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
-    missing = _first_missing(applied, resumed.version if resumed is not None else 0, updates)
+    missing = _first_missing(applied, resumed.version, updates)
     if missing and not algorithm.lockstep and not algorithm.gossip:
         return f"update {missing} has no record, as after a worker was killed"
     counts_averages = algorithm.gossip and not algorithm.lockstep
@@ -188,7 +183,7 @@ def _missing_averages(run: RunData) -> str:
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         applied, is_copy = rows["applied_version"], order["of"] == NONE
         made = np.concatenate([applied[applied > 0], order["moment"][~is_copy].astype(np.int64)])
-        after = resumed.versions.get(worker, resumed.version) if resumed is not None else 0
+        after = resumed.versions.get(worker, resumed.version)
         if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]]), after):
             return f"it lacks records of the averages of worker {worker}"
     return ""
@@ -199,8 +194,7 @@ def _missing_answers(algorithm: Algorithm, run: RunData) -> str:
     processes = exchanges_in(run, algorithm)
     if processes is None:
         return "it lacks records of the order in which servers answered"
-    resumed, num_shards = Resumption.of(run), algorithm.needs.servers
-    after = resumed.version if resumed is not None else 0
+    after, num_shards = Resumption.of(run).version, algorithm.needs.servers
     counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
     for shard, version in zip(range(num_shards), counts, strict=True):
         made = [one.of for exchanges in processes.values() for one in exchanges[shard] if one.of]
