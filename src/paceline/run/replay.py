@@ -139,7 +139,7 @@ class RecordedRun:
         self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
         # When each update of a worker's own model was recorded, its process, and the version that it made.
         self._of_own_models: list[tuple[float, Process, int]] = []
-        self.first_update = 1 + (self.start.version if self.start is not None else 0)
+        self.first_update = 1 + resumed.version
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
             for worker, order in run.order.items():  # a last process may have copied a model, and made no step

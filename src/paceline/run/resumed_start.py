@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +46,10 @@ class ResumedStart:
         checkpoint_files.check(checkpoint)
         self._checkpoint, self._algorithm = checkpoint, algorithm
 
-    @cached_property
-    def _parameters(self) -> checkpoint_contents.Parameters:
-        return checkpoint_contents.load_parameters(self._checkpoint)
-
     @property
     def taken(self) -> int:
         """Rounds before it, in lockstep."""
         return checkpoint_contents.load_workers(self._checkpoint)[0]["taken"]
-
-    @property
-    def version(self) -> int:
-        """Of the parameters that all workers share."""
-        return self._parameters.version
 
     def initialise(self, shared: Any, binding: FlatBinding, model: nn.Module) -> None:
         """Sets the parameters, their version, and the model's buffers."""
@@ -89,5 +79,5 @@ class ResumedStart:
 
     def left(self) -> Left:
         """The batches that are left, in lockstep."""
-        first = self._parameters.next_batch
+        first = checkpoint_contents.load_parameters(self._checkpoint).next_batch
         return self.storage(0).left(first) if self._algorithm.in_rounds else Left(first, [])
