@@ -41,7 +41,6 @@ _FLOATS = (
     "loss",  # mean loss of the batch at the parameters read; NaN if the loop did not report it
 )
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
-RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
 
 
 class RowFormat(NamedTuple):
@@ -51,11 +50,11 @@ class RowFormat(NamedTuple):
     struct: struct.Struct
 
 
-STEPS = RowFormat(RECORD_DTYPE, RECORD_STRUCT)
+STEPS = RowFormat(RECORD_DTYPE, struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d"))
 #: Fields that only runs with a codec, or with messages, have: files of events leave them out if all are 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
 PARTNER = ("partner", "partner_s")
-assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 200
+assert STEPS.struct.size == RECORD_DTYPE.itemsize == 200
 
 
 def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:

@@ -15,7 +15,7 @@ from paceline.algorithms import Algorithm
 from paceline.ports.shared import AVERAGE
 from paceline.records.order import ORDER, OrderWriter
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, PackedRecords, last_s, without_waiting
+from paceline.records.step_record import RECORD_DTYPE, PackedRecords, last_s, without_waiting
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
 from paceline.specs.goal import Goal
@@ -174,27 +174,21 @@ class SimulationRecord(RunRecord):
 
 
 class _Records:
-    """The records of all workers, packed, in the order in which they were made.
-
-    Millions of tuples would keep the garbage collector busy, and buffers for thousands of workers would not stay in the cache.
-    """
+    """The records of all workers in one buffer: those of thousands of workers would not stay in the cache."""
 
     def __init__(self, num_workers: int) -> None:
-        self.data = bytearray()
+        self.packed = PackedRecords()
         self.workers = array("i")  # of each record
         self._num_workers = num_workers
 
     def of(self, worker_id: int) -> np.ndarray:
-        return self._all()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
+        return self.packed.array()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
 
     def by_worker(self) -> dict[int, np.ndarray]:
         workers = np.frombuffer(bytes(self.workers), np.int32)
-        ordered = self._all()[np.argsort(workers, kind="stable")]
+        ordered = self.packed.array()[np.argsort(workers, kind="stable")]
         ends = np.cumsum(np.bincount(workers, minlength=self._num_workers)).tolist()
         return {worker: ordered[first:end] for worker, (first, end) in enumerate(pairwise([0, *ends]))}
-
-    def _all(self) -> np.ndarray:
-        return np.frombuffer(bytes(self.data), RECORD_DTYPE)
 
 
 @dataclass(slots=True)
@@ -207,7 +201,7 @@ class _Recorder:
 
     def append(self, *fields: float) -> None:
         records = self.records
-        records.data += RECORD_STRUCT.pack(*fields)
+        records.packed.append(*fields)
         records.workers.append(self.worker_id)
         if self.watch is not None:
             self.watch(fields)
