@@ -1,16 +1,22 @@
-"""Lets simulated workers die, and their replacements come, where they did in a recorded run in rounds."""
+"""Lets simulated workers in rounds have the members, deaths, replacements and models that they had in a recorded run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
-from paceline.records.order import Process
+import numpy as np
+
+from paceline.ports.ports import Message, Received
+from paceline.ports.views import LOST
+from paceline.records.order import NONE, Process
 from paceline.run.view_changes import ViewChanges
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.newcomers import SimulatedNewcomers
 from paceline.simulator.program import Program
+from paceline.simulator.scheduler import Scheduler
+from paceline.simulator.views import SimulatedViews
 
 
 class Deaths:
@@ -106,3 +112,118 @@ class RecordedNewcomers(SimulatedNewcomers):
         for process in newcomers.items():
             if not self._changes.took_part(process):
                 self._scheduler.call_at(self._scheduler.now_s, partial(self._leave_out, process[0]))
+
+
+class RecordedRounds(SimulatedViews):
+    """The members that each round had in the run."""
+
+    def __init__(
+        self, scheduler: Scheduler, deaths: Deaths, changes: ViewChanges, newcomers: RecordedNewcomers, num_workers: int
+    ) -> None:
+        super().__init__(scheduler, num_workers)
+        self._deaths, self._changes, self._newcomers = deaths, changes, newcomers
+        self._incarnations = [0] * num_workers  # of the members
+
+    def _process(self, worker: int) -> Process:
+        return worker, self._incarnations[worker]
+
+    def _tell(self, first_not_begun: int) -> None:
+        """Begins all rounds before this one, or dies."""
+        if first_not_begun > self._changes.left_at(self._process(self._worker_id)):
+            self._deaths.die(self._worker_id)
+        super()._tell(first_not_begun)
+
+    def _wake(self) -> None:
+        for _, program in self._waiting:
+            self._scheduler.wake(program)
+        self._waiting.clear()
+
+    def begin(self, round: int) -> Sequence[int]:
+        super().begin(round)
+        left = {one: self._changes.left.get(self._process(one), {}) for one in self.members}
+        self.members = tuple(one for one, how in left.items() if round < how.get("first_without", round + 1))
+        return self.members
+
+    def kept(self, worker: int) -> int:
+        left = self._changes.left.get(self._process(worker))
+        return super().kept(worker) if left is None else left["kept"]
+
+    def has_died(self, worker: int) -> bool:
+        return True  # asked only about workers that have
+
+    def living(self) -> Sequence[int]:
+        number = self._rounds[self._worker_id] + 2
+        self._tell(number)
+        come = [one for one in self.members if self._changes.left_at(self._process(one)) >= number]
+        while any(self._begun[one] < number for one in come):
+            self._waiting.append((number, self._scheduler.current))
+            self._scheduler.wait("the others between two rounds")
+        self.members = tuple(come)
+        return come
+
+    def coming(self, round: int) -> Mapping[int, int]:
+        me, came = self._worker_id, self._changes.came
+        found = {worker: n for (worker, n), at in came.items() if self._last_came[me] < at <= round}
+        self._last_came[me] = max([self._last_came[me], *(came[process] for process in found.items())])
+        self._newcomers.wait_for(found)
+        return found
+
+    def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:
+        for worker, incarnation in newcomers.items():
+            self._incarnations[worker] = incarnation
+        return {**super().let_in(newcomers), "last_came": self._last_came[self._worker_id]}
+
+    def enter(self, given: dict[str, Any]) -> None:
+        super().enter(given)
+        self._last_came[self._worker_id] = given["last_came"]
+
+
+class RecordedMailbox:
+    """Implements `Mailbox` for the worker whose program runs: the models that workers send each other in rounds."""
+
+    waited_s = 0.0
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        changes: ViewChanges,
+        num_workers: int,
+        order: Mapping[int, np.ndarray],  # by worker: says which models did not come
+    ) -> None:
+        self._scheduler, self._changes, self._num_workers = scheduler, changes, num_workers
+        self._models: dict[tuple[int, int, int], Message] = {}  # by sender, reader and round
+        self._waiting: dict[tuple[int, int, int], Program] = {}
+        self._lost = {
+            (sender, reader, round)
+            for reader, rows in order.items()
+            for sender, round in rows[rows["of"] == NONE][["peer", "moment"]].tolist()
+        }
+
+    @property
+    def _me(self) -> int:
+        return self._scheduler.current.worker_id
+
+    def send(self, to: int, message: Message) -> None:
+        key = self._me, to, message.number
+        assert message.x is not None
+        self._models[key] = message._replace(x=message.x.clone())
+        if (program := self._waiting.pop(key, None)) is not None:
+            self._scheduler.wake(program)
+
+    def receive(self, timeout_s: float | None = None, *, kind: Any = None, sender: int, number: int) -> Received:
+        key = sender, self._me, number
+        if key in self._lost or (key not in self._models and self._is_gone(sender, number)):
+            return Received(sender, 0, Message(LOST, number))
+        while key not in self._models:
+            self._waiting[key] = self._scheduler.current
+            self._scheduler.wait(f"the model of worker {sender} in round {number}")
+        return Received(sender, 0, self._models.pop(key))
+
+    def _is_gone(self, sender: int, round: int) -> bool:
+        """Whether the worker, which takes part in the round, had died before it began it."""
+        came = [(at, n) for (worker, n), at in self._changes.came.items() if worker == sender and at <= round]
+        process = sender, max(came, default=(0, 0))[1]
+        return round >= self._changes.left_at(process)
+
+    def peers(self) -> Set[int]:
+        return frozenset(range(self._num_workers)) - {self._me}

@@ -25,9 +25,8 @@ from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
-from paceline.run.recorded_neighbours import RecordedMailbox, RecordedRounds
 from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
-from paceline.run.recorded_views import Deaths, RecordedNewcomers
+from paceline.run.recorded_views import Deaths, RecordedMailbox, RecordedNewcomers, RecordedRounds
 from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox, ShardOrder
