@@ -229,9 +229,10 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
         "left": _are_counts,
         "batch sizes": lambda one: isinstance(one, list) and all(_are_counts(sizes, least=3) for sizes in one),
     }
-    checks = {"optimizer": _is_optimizer, "taken": is_count, "random": lambda one: fits(one, torch_state())}
-    has_model = bool(state.keys() & own_model.keys())
-    if not has_entries(state, checks | (own_model if has_model else {}), optional):
+    checks: Checks = {"optimizer": _is_optimizer, "taken": is_count, "random": lambda one: fits(one, torch_state())}
+    if state.keys() & own_model.keys():
+        checks |= own_model
+    if not has_entries(state, checks, optional):
         raise _unsound(checkpoint, name)
     return state
 
