@@ -12,6 +12,7 @@ import torch
 from paceline.data.epoch_claims import EpochClaims
 from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
+from paceline.records.order import Process
 from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
 from paceline.run.recorded_views import Deaths
 from paceline.run.repetition import Recorded, Repetition
@@ -82,7 +83,7 @@ class _ReplayedMembership(SimulatedMembership):
         if run.deaths is not None:
             self.gatherer = _MortalGatherer(self.gatherer, self, run.deaths)
         self.random_states = self.random_states if run.has_processes else ()
-        self.stopped = partial(run.is_over, self.worker_id)
+        self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
 
     def batches(self) -> BatchShare:
         if self._algorithm.in_rounds or self.num_workers == 1:
@@ -198,13 +199,12 @@ class LoopReplay(Repetition, LoopSimulation):
         end = float("inf") if self._run.is_cut else 1 + max(every)
         return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
 
-    def is_over(self, worker_id: int) -> bool:
+    def is_over(self, process: Process) -> bool:
         """Whether the run has ended before its loops, and the worker has made its last step."""
-        newest = self.machine.lives.incarnations.get(worker_id, 0) if self.machine is not None else 0
-        replica = self._replicas.get((worker_id, newest))
+        replica = self._replicas.get(process)
         if not self._run.is_cut or replica is None:
             return False
-        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
+        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(*process))
         return replica.step + replica.idle > last
 
     def new_replica(
