@@ -198,8 +198,8 @@ def test_checkpoints_of_diverged_runs_are_compared(locked, monkeypatch, mine, th
     checkpoint = checkpoint_files.newest(locked / "checkpoint")
     parameters = checkpoint_contents.load_parameters(checkpoint)
     simulation = TaskReplay(recorded, parameters.version)
-    simulation.kept = parameters.x.clone()
-    simulation.kept[3], parameters.x[3] = mine, theirs
+    simulation.kept[None] = parameters.x.clone()
+    simulation.kept[None][3], parameters.x[3] = mine, theirs
     monkeypatch.setattr(checkpoint_contents, "load_parameters", lambda _: parameters)
     if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
         assert simulation.compare_with(checkpoint)

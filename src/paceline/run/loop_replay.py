@@ -162,8 +162,8 @@ class LoopReplay(Repetition, LoopSimulation):
         if self.machine is None:
             raise self.never_attached()
         if not self._ends_there and self._version == self.machine.shared.version and not self.algorithm.gossip:
-            self.kept = self.binding.zeros()  # with what the loop has left in its model
-            self.machine.shared.snapshot(self.kept)
+            self.kept[None] = self.binding.zeros()  # with what the loop has left in its model
+            self.machine.shared.snapshot(self.kept[None])
 
     def _contradiction(self, why: str) -> PacelineError:
         """The loop is not that of the run: names the first step that it has not made."""

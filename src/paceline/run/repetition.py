@@ -84,8 +84,7 @@ class Repetition(ABC):
         others: the same of other workers, and the versions of their models to keep.
 
     Attributes:
-        kept: these parameters (P,), once the replay has come to them.
-        kept_others: those of the others' models.
+        kept: these parameters (P,), once the replay has come to them; by the process that has the model, None: all share it.
     """
 
     algorithm: Any
@@ -106,8 +105,7 @@ class Repetition(ABC):
     ) -> None:
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
         self._not_kept = {maker: version, **(others or {})}  # models to keep that are not kept yet
-        self.kept: torch.Tensor | None = None
-        self.kept_others: list[torch.Tensor] = []
+        self.kept: dict[Process | None, torch.Tensor] = {}
         self._replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
@@ -228,9 +226,9 @@ class Repetition(ABC):
             version = checkpoint_contents.load_parameters(checkpoint).version
         else:
             parameters = checkpoint_contents.load_parameters(checkpoint)
-            if self.kept is None:
+            if None not in self.kept:
                 return False
-            pairs, version = [(None, self.kept, parameters.x)], parameters.version
+            pairs, version = [(None, self.kept[None], parameters.x)], parameters.version
         for worker, mine, theirs in pairs:
             if mine.shape != theirs.shape:
                 why = f"the model has {len(mine)} parameters, and {checkpoint} has {len(theirs)}"
@@ -247,16 +245,14 @@ class Repetition(ABC):
 
     def update(self, number: int) -> Update:
         """The kept update, under its number in the run."""
-        assert self.kept is not None
         assert self.model is not None
-        self.binding.bind(self.kept)
+        self.binding.bind(self.kept[self._maker])
         steps = [step for _, replica in sorted(self._replicas.items()) for step in replica.kept.values()]
         return Update(number, self.model, steps)
 
     def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
         """Whether it holds for one of the kept models."""
-        assert self.kept is not None
-        for x in (self.kept, *self.kept_others):
+        for x in self.kept.values():
             self.binding.bind(x)
             if holds(self.model):
                 return True
@@ -291,9 +287,6 @@ class Repetition(ABC):
 
     def _keep(self, x: torch.Tensor, owner: Process | None = None) -> None:
         del self._not_kept[owner]
-        if owner == self._maker:
-            self.kept = x
-        else:
-            self.kept_others.append(x)
+        self.kept[owner] = x
         if self._ends_there and not self._not_kept:
             self.scheduler.cut()
