@@ -128,7 +128,7 @@ def test_a_replacement_begins_with_the_models_own_buffers(tmp_path, task):
     replay.replay()
     replica = replay._replicas[1, 1]
     replica._buffers.enter(1)
-    assert 0 < int(replay.model[1].num_batches_tracked) == len(recorded.processes[1][1])
+    assert 0 < int(replay.model[1].num_batches_tracked) == len(recorded.processes[1, 1])
 
 
 def test_a_checkpoint_is_named_as_its_folder(tmp_path, task):

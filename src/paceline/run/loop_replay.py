@@ -194,8 +194,8 @@ class LoopReplay(Repetition, LoopSimulation):
         self.scheduler.start(worker_id, self._body(worker_id))
 
     def batches_of(self, worker_id: int) -> RecordedBatches:
-        every = [int(rows["batch"].max(initial=-1)) for own in self._run.processes.values() for rows in own]
-        numbers = self._rows(worker_id, 0)["batch"]
+        every = [int(rows["batch"].max(initial=-1)) for rows in self._run.processes.values()]
+        numbers = self._rows((worker_id, 0))["batch"]
         end = float("inf") if self._run.is_cut else 1 + max(every)
         return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
 
@@ -204,7 +204,7 @@ class LoopReplay(Repetition, LoopSimulation):
         replica = self._replicas.get(process)
         if not self._run.is_cut or replica is None:
             return False
-        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(*process))
+        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(process))
         return replica.step + replica.idle > last
 
     def new_replica(

@@ -65,7 +65,7 @@ class Recorded(Protocol):
     algorithm: Algorithm
     part: RunData  # the part of it that a replay repeats
     start: ResumedStart | None  # None: it was not resumed
-    processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
+    processes: dict[Process, np.ndarray]  # the records of each
     applied: np.ndarray  # the versions that all steps made
     is_cut: bool  # whether the run ended before its loops did
     changes: ViewChanges
@@ -128,7 +128,7 @@ class Repetition(ABC):
         if run.changes:
             self._order_deaths(machine)
         elif needs.kind in _SHARED:
-            self._turns = Turns(self.scheduler, chain.from_iterable(run.processes.values()), self._applied)
+            self._turns = Turns(self.scheduler, run.processes.values(), self._applied)
         elif needs.kind == "served":
             exchanges = exchanges_in(run.part, self.algorithm) or {}
             for number, shard in enumerate(machine.shared.shards):
@@ -141,8 +141,7 @@ class Repetition(ABC):
                 made = next((shards for shards in steps if shards[0].of == self._version), ())
                 self._to_keep = {number: one.of or one.at or 0 for number, one in enumerate(made)}
         elif needs.order and not self.algorithm.lockstep:
-            processes = [(worker, n) for worker, own in run.processes.items() for n in range(len(own))]
-            orders = {process: order_of(run.part.order, process) for process in processes}
+            orders = {process: order_of(run.part.order, process) for process in run.processes}
             self.averages = Averages(self.scheduler, orders)
 
     def _order_deaths(self, machine: SimulatedMachine) -> None:
@@ -162,7 +161,7 @@ class Repetition(ABC):
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""
         keeps = self._version if self._ends_there and self._maker in (None, process) else None
-        return {"rows": self._rows(*process), "keeps": keeps, "order": self._step_order(process)}
+        return {"rows": self._rows(process), "keeps": keeps, "order": self._step_order(process)}
 
     def _step_order(self, process: Process) -> StepOrder:
         if self._turns is not None:
@@ -214,7 +213,7 @@ class Repetition(ABC):
         """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
-            alive = self._run.processes.keys() & self.machine.shared.model_ids()
+            alive = self._run.part.records.keys() & self.machine.shared.model_ids()
             if self.deaths is not None:  # a worker that died after its last round is still there
                 alive = {one for one in alive if not self.deaths.has_died(one)}
             saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
@@ -258,9 +257,8 @@ class Repetition(ABC):
                 return True
         return False
 
-    def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
-        processes = self._run.processes.get(worker_id, [])
-        return processes[incarnation] if incarnation < len(processes) else np.empty(0, RECORD_DTYPE)
+    def _rows(self, process: Process) -> np.ndarray:
+        return self._run.processes.get(process, np.empty(0, RECORD_DTYPE))
 
     def _shard_updated(self, number: int, version: int) -> None:
         if self._to_keep.get(number) != version:

@@ -21,7 +21,7 @@ from paceline.run.inputs import source_digest, source_of
 from paceline.run.loop_replay import LoopReplay
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.repetition import Repetition, Update
-from paceline.run.replayable import Resumption, by_incarnation, is_own_loop, obstacle, recorded_part, since_resumed
+from paceline.run.replayable import Resumption, by_process, is_own_loop, obstacle, recorded_part, since_resumed
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
 from paceline.run.view_changes import ViewChanges
@@ -135,7 +135,7 @@ class RecordedRun:
         self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
         taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
         self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
-        self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
+        self.processes = by_process(run.records)
         self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
         # When each update of a worker's own model was recorded, its process, and the version that it made.
         self._of_own_models: list[tuple[float, Process, int]] = []
@@ -143,8 +143,8 @@ class RecordedRun:
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
             for worker, order in run.order.items():  # a last process may have copied a model, and made no step
-                own = self.processes[worker]
-                own += [run.records[worker][:0]] * (1 + int(order["incarnation"].max()) - len(own))
+                for incarnation in range(1 + int(order["incarnation"].max())):
+                    self.processes.setdefault((worker, incarnation), run.records[worker][:0])
             self._of_own_models = sorted(
                 (ended_s, (worker, incarnation), version)
                 for worker, rows in whole.records.items()

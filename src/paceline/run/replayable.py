@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,11 +150,10 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     updates = int(applied.max(initial=0))
     if not updates:
         return "it has no updates"
-    for rows in records.values():
-        for number, process in enumerate(by_incarnation(rows)):
-            first = first_step(process) if number and algorithm.survivors_continue else 1
-            if (process["step"] != np.arange(first, first + len(process))).any():
-                return "it lacks records of steps"
+    for (_, incarnation), rows in by_process(records).items():
+        first = first_step(rows) if incarnation and algorithm.survivors_continue else 1
+        if (rows["step"] != np.arange(first, first + len(rows))).any():
+            return "it lacks records of steps"
     resumed, waits_for, lost = Resumption.of(run), algorithm.waits_for, Counter(result["workers_lost"])
     if algorithm.survivors_continue and (why := unrecorded_changes(run, algorithm)):
         return why
@@ -207,14 +207,13 @@ def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[Process, list[list[
     """By worker and incarnation, and then by shard: its requests, and how they were answered; None: some are missing."""
     num_shards = algorithm.needs.servers if run.config["workers"] > 1 else 0
     found = {}
-    for worker, rows in run.records.items() if num_shards else ():
-        for incarnation, process in enumerate(by_incarnation(rows)):
-            exchanges = [exchanges_of(process)]
-            if algorithm.needs.order:
-                exchanges = _ordered_exchanges(order_of(run.order, (worker, incarnation)), process, num_shards)
-            if exchanges is None or (len(process) and not exchanges[0]):
-                return None
-            found[worker, incarnation] = exchanges
+    for process, rows in by_process(run.records).items() if num_shards else ():
+        exchanges = [exchanges_of(rows)]
+        if algorithm.needs.order:
+            exchanges = _ordered_exchanges(order_of(run.order, process), rows, num_shards)
+        if exchanges is None or (len(rows) and not exchanges[0]):
+            return None
+        found[process] = exchanges
     return found
 
 
@@ -240,6 +239,10 @@ def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:
     return after + int(gaps[0]) + 1 if len(gaps) else (end + 1 if end < last else 0)
 
 
-def by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
-    """A worker's records by its process, the first one first."""
-    return [rows[rows["incarnation"] == one] for one in range(int(rows["incarnation"].max(initial=-1)) + 1)]
+def by_process(records: Mapping[int, np.ndarray]) -> dict[Process, np.ndarray]:
+    """The records of each process."""
+    return {
+        (worker, incarnation): rows[rows["incarnation"] == incarnation]
+        for worker, rows in records.items()
+        for incarnation in range(int(rows["incarnation"].max(initial=-1)) + 1)
+    }

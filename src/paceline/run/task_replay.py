@@ -58,7 +58,7 @@ class TaskReplay(Repetition, TaskSimulation):
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
         if self._turns is None and self.averages is None and not self._orders:
             return super()._claims(plan, ports, claim_batch, taken)
-        return RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
+        return RecordedClaims(plan, self._rows((ports.worker_id, ports.incarnation)))
 
     def _own_buffers(self) -> bool:
         return True
@@ -80,7 +80,7 @@ class TaskReplay(Repetition, TaskSimulation):
             super()._start(ports, work)
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
-        worker_id = ports.worker_id
         super()._work(replica, ports)
-        if self.deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
-            self.machine.lives.start_again(worker_id, ports.incarnation + 1)
+        successor = ports.worker_id, ports.incarnation + 1
+        if self.deaths is None and successor in self._run.processes:
+            self.machine.lives.start_again(*successor)
