@@ -141,11 +141,11 @@ class LoopReplay(Repetition, LoopSimulation):
 
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
         Repetition.__init__(self, run, version, shards, **named)
-        config, cluster = run.config, self.cluster_of(run)
         assert run.train is not None
         train = partial(_until_diverged, run.train) if run.is_cut else run.train
-        LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
-        self.has_processes = config.backend == "processes"
+        seed = run.config.seed
+        LoopSimulation.__init__(self, train, run.cluster, run.algorithm, seed, Faults(), Goal(), is_evaluated=False)
+        self.has_processes = run.config.backend == "processes"
         self._waits = ""  # for what its workers wait, if none can go on
 
     def run_programs(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ class Recording(RunRecord):
         self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
-        self._events: EventCounts | None = None
         self._num_notes = 0
         self._share_before: float | None = None if previous.result else 0.0
         self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * supervisor.num_workers
@@ -102,20 +102,20 @@ class Recording(RunRecord):
             if len(rows):
                 self._last_rows[worker] = rows
                 if supervisor.spool.is_on_disk:
-                    self._event_counts().take(worker, self._on_own_time(rows.copy()))
+                    self._event_counts.take(worker, self._on_own_time(rows.copy()))
 
     def of_events(self, path: Path, workers: list[int]) -> dict[str, Any]:
         """Counts and fingerprints of the events that these workers' checkpoint in `path` contains."""
         version, own = checkpoint.versions(path, workers)
-        counts = self._event_counts()
+        counts = self._event_counts
         return {"waits": counts.waits, "events": counts.up_to(lambda worker: own.get(worker, version))}
 
+    @cached_property
     def _event_counts(self) -> EventCounts:
-        if self._events is None:  # now the algorithm is known
-            algorithm = self.supervisor.algorithm
-            waits = algorithm is not None and algorithm.lets_gradients_wait
-            self._events = EventCounts(self.previous.records, waits=waits)
-        return self._events
+        """Made when the first events come: then the algorithm is known."""
+        algorithm = self.supervisor.algorithm
+        waits = algorithm is not None and algorithm.lets_gradients_wait
+        return EventCounts(self.previous.records, waits=waits)
 
     def _on_own_time(self, rows: np.ndarray) -> np.ndarray:
         """The same records with times from the run's start."""

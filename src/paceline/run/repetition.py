@@ -63,6 +63,7 @@ class Recorded(Protocol):
     train: Callable[[], Any] | None  # a loop of one's own; None: the run is a task's
     config: TrainConfig  # of a loop of one's own: what it has of it
     algorithm: Algorithm
+    cluster: Cluster
     part: RunData  # the part of it that a replay repeats
     start: ResumedStart | None  # None: it was not resumed
     processes: dict[Process, np.ndarray]  # the records of each
@@ -152,11 +153,6 @@ class Repetition(ABC):
         if self.algorithm.needs.views:
             self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.part.order)
             machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
-
-    @staticmethod
-    def cluster_of(run: Recorded) -> Cluster:
-        """The simulated machine; rounds with deaths are in its memory, as in the run."""
-        return Cluster(workers=run.config.workers, collective="memory" if run.changes else None)
 
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""

@@ -25,6 +25,7 @@ from paceline.run.replayable import Resumption, by_process, is_own_loop, obstacl
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
 from paceline.run.view_changes import ViewChanges
+from paceline.simulator.cluster import Cluster
 from paceline.system.machine import machine, versions
 
 
@@ -131,6 +132,8 @@ class RecordedRun:
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
         self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
+        # Rounds with deaths are in the machine's memory, as in the run.
+        self.cluster = Cluster(workers=self.config.workers, collective="memory" if self.changes else None)
         resumed = Resumption.of(run)
         self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
         taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0

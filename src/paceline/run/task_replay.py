@@ -19,7 +19,7 @@ class TaskReplay(Repetition, TaskSimulation):
     """One repetition of a run of `paceline train`. Args: as for `Repetition`."""
 
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
-        TaskSimulation.__init__(self, run.config, self.cluster_of(run), evaluates=False)
+        TaskSimulation.__init__(self, run.config, run.cluster, evaluates=False)
         Repetition.__init__(self, run, version, shards, **named)
         before, now = run.part.result.get("inputs") or {}, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
