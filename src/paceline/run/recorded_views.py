@@ -81,15 +81,12 @@ class RecordedNewcomers(SimulatedNewcomers):
 
     def expected(self, waited_s: float) -> int:
         """Enough, if any comes later in the run."""
-        is_any = any(at > self._rounds.num_barriers for at in self._changes.came.values())
-        return self.min_workers if is_any else 0
+        return self.min_workers * any(at > self._rounds.num_barriers for at in self._changes.came.values())
 
     def accepted(self, epoch: int) -> dict[int, int]:
-        found = dict[int, int]()
-        if self._rounds is not None:  # else all know when they come
-            for (worker, incarnation), at in sorted(self._changes.came.items()):
-                if at <= self._rounds.num_barriers and self._inside.get(worker, 0) < incarnation:
-                    found[worker] = incarnation
+        num_barriers = self._rounds.num_barriers if self._rounds is not None else -1  # neighbours know when they come
+        came = sorted(self._changes.came.items())
+        found = {worker: n for (worker, n), at in came if at <= num_barriers and self._inside.get(worker, 0) < n}
         self.wait_for(found)
         return found
 
