@@ -47,19 +47,16 @@ def compare_step(worker_id: int, row: Any, values: Sequence[float]) -> None:
     replayed: dict[str, Any] = dict(zip(COMPARED, values, strict=True))
     if recorded["samples"] == UNKNOWN:
         recorded |= {name: replayed[name] for name in COMPARED if name not in _KNOWN}
-    differ = [name for name in COMPARED if not _equal(recorded[name], replayed[name])]
+    pairs = [(name.replace("_", " "), recorded[name], replayed[name]) for name in COMPARED]
+    differ = [(name, a, b) for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
     if not differ:
         return
     version, step = recorded["applied_version"], recorded["step"]
-    values = ", ".join(f"{name.replace('_', ' ')} {recorded[name]!r} then, {replayed[name]!r} now" for name in differ)
+    said = ", ".join(f"{name} {then!r} then, {now!r} now" for name, then, now in differ)
     what = f"the gradient of update {version}, " if version > 0 else ""
     raise ReplayMismatchError(
-        f"The replay differs from the run at {what}step {step} of worker {worker_id}: {values}.", version, worker_id
+        f"The replay differs from the run at {what}step {step} of worker {worker_id}: {said}.", version, worker_id
     )
-
-
-def _equal(a: float, b: float) -> bool:
-    return a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
 def first_step(rows: np.ndarray) -> int:
