@@ -114,7 +114,7 @@ class Repetition(ABC):
         self.deaths: Deaths | None = None  # in rounds
         self._models: RecordedMailbox | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
-        self._kept_parts: torch.Tensor | None = None
+        self._kept_parts: dict[int, torch.Tensor] = {}  # of these parameters, by shard
 
     @abstractmethod
     def run_programs(self) -> None:
@@ -207,23 +207,21 @@ class Repetition(ABC):
 
     def compare_with(self, checkpoint: Path) -> bool:
         """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
+        parameters = checkpoint_contents.load_parameters(checkpoint)
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
             alive = self._run.part.records.keys() & self.machine.shared.model_ids()
             if self.deaths is not None:  # a worker that died after its last round is still there
                 alive = {one for one in alive if not self.deaths.has_died(one)}
-            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
-            now = self.machine.shared.workers
-            there = {worker: one for worker, one in saved.items() if one is not None}
-            if any(one[0] != now[worker].version for worker, one in there.items()):
+            models = [(worker, checkpoint_contents.load_model(checkpoint, worker)) for worker in sorted(alive)]
+            now, saved = self.machine.shared.workers, [(worker, one) for worker, one in models if one is not None]
+            if any(version != now[worker].version for worker, (version, _, _) in saved):
                 return False
-            pairs = [(worker, now[worker].x, one[2]) for worker, one in there.items()]
-            version = checkpoint_contents.load_parameters(checkpoint).version
+            pairs = [(worker, now[worker].x, x) for worker, (_, _, x) in saved]
+        elif None in self.kept:
+            pairs = [(None, self.kept[None], parameters.x)]
         else:
-            parameters = checkpoint_contents.load_parameters(checkpoint)
-            if None not in self.kept:
-                return False
-            pairs, version = [(None, self.kept[None], parameters.x)], parameters.version
+            return False
         for worker, mine, theirs in pairs:
             if mine.shape != theirs.shape:
                 why = f"the model has {len(mine)} parameters, and {checkpoint} has {len(theirs)}"
@@ -235,7 +233,7 @@ class Repetition(ABC):
                 )
             else:
                 continue
-            raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
+            raise ReplayMismatchError(f"All steps are equal, but {why}.", parameters.version, worker)
         return True
 
     def update(self, number: int) -> Update:
@@ -259,13 +257,11 @@ class Repetition(ABC):
     def _shard_updated(self, number: int, version: int) -> None:
         if self._to_keep.get(number) != version:
             return
-        shared, part = self.machine.shared, slice(*self.machine.shared.ranges[number])
-        if self._kept_parts is None:
-            self._kept_parts = self.binding.zeros()
-        self._kept_parts[part] = shared.x[part]
+        shared = self.machine.shared
+        self._kept_parts[number] = shared.x[slice(*shared.ranges[number])].clone()
         del self._to_keep[number]
         if not self._to_keep:
-            self._keep(self._kept_parts)
+            self._keep(torch.cat([part for _, part in sorted(self._kept_parts.items())]))
 
     def _applied(self, version: int, process: Process | None = None) -> None:
         """Keeps the model after an update, if it is one to keep; `process` has made it, if each worker has a model."""
