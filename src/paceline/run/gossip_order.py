@@ -113,9 +113,9 @@ class AverageOrder(StepOrder):
     def computed(self, row: Any) -> None:
         self._until(row["applied_version"] - 1)
 
-    def recorded(self, version: int) -> None:
+    def recorded(self, version: int, row: Any) -> None:
         self._averages.reached(self._process, self._shared)
-        super().recorded(version)
+        super().recorded(version, row)
 
     def end(self) -> None:
         self._until(float("inf"))

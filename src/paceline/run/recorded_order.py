@@ -86,11 +86,8 @@ class StepOrder:
     def applied(self, row: Any) -> None:
         """The optimizer has stepped."""
 
-    def dropped(self, row: Any) -> None:
-        """Its gradient was dropped."""
-
-    def recorded(self, version: int) -> None:
-        """A step was recorded, with the version that it made."""
+    def recorded(self, version: int, row: Any) -> None:
+        """The step has made this version, or was dropped (-1); None: it has no record."""
         if self._on_applied is not None:
             self._on_applied(version)
 
@@ -154,13 +151,11 @@ class Turns(StepOrder):
             self._happened(2 * row["gradient_version"])
             self._wait_for(2 * row["applied_version"] - 1)
 
-    def dropped(self, row: Any) -> None:
-        self._happened(2 * row["gradient_version"])
-
-    def recorded(self, version: int) -> None:
-        """Update `version` has been made; it counts once if several workers say so."""
-        if self._pending[2 * version - 1] > 0:
-            super().recorded(version)
+    def recorded(self, version: int, row: Any) -> None:
+        if version < 0 and row is not None:
+            self._happened(2 * row["gradient_version"])
+        elif self._pending[2 * version - 1] > 0:  # an update counts once if several workers make it
+            super().recorded(version, row)
             self._happened(2 * version - 1)
 
 
@@ -265,15 +260,10 @@ class RepeatingReplica(Timed):
         if self._row is not None:
             self._order.applied(self._row)
 
-    def dropped(self, gradient_version: int, failed_publishes: int = 0) -> None:
-        super().dropped(gradient_version, failed_publishes)
-        if self._row is not None:
-            self._order.dropped(self._row)
-
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         super()._record(applied_version, gradient_version, failed_publishes)
         if applied_version != ACCRUED:
-            self._order.recorded(applied_version)
+            self._order.recorded(applied_version, self._row)
 
     def append(self, *fields: float) -> None:
         """Takes one record and compares it: a loop may report a loss after its step."""
