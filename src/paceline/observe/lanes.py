@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, numbers
+from paceline.observe.drawing import Figure, Panels, axis_name, numbers
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.observe.waits import Steps, waits_of
@@ -90,7 +90,7 @@ def lanes(series: Sequence[Series]) -> Figure | None:
         for at_s in _rounds_s(run, waits, begin_s, begin_s + window_s):
             marked.add("")
             x = (at_s - begin_s) * scale
-            ends = {"x0": x, "x1": x, "y0": -0.5, "y1": len(workers) - 0.5, "yref": f"y{index + 1 if index else ''}"}
+            ends = {"x0": x, "x1": x, "y0": -0.5, "y1": len(workers) - 0.5, "yref": axis_name(index)}
             panels.layout["shapes"].append(
                 {"type": "line", **ends, "line": {"color": "@soft", "width": 1, "dash": "dot"}}
             )
