@@ -28,7 +28,7 @@ class _Half(NamedTuple):
 
 
 class Averages:
-    """The averages of all workers: each takes the models that it took in the run, and keeps those that others will take.
+    """The models that averages take: each is kept until all workers that took it in the run have taken it.
 
     Costs: a vector for each model that is still to be taken.
 
@@ -39,47 +39,25 @@ class Averages:
 
     def __init__(self, scheduler: Scheduler, orders: Mapping[Process, np.ndarray]) -> None:
         self._scheduler = scheduler
-        self._halves = {
+        self.halves = {
             process: deque(
                 _Half(version, ((peer, peer_incarnation), at), None if of == NONE else (process, of))
                 for version, at, of, peer, _, peer_incarnation in rows.tolist()
             )
             for process, rows in orders.items()
         }
-        every = [one for halves in self._halves.values() for one in halves]
+        every = [one for halves in self.halves.values() for one in halves]
         self._uses = Counter(state for one in every for state in (one.theirs, one.own) if state is not None)
         self._kept: dict[State, torch.Tensor] = {}
         self._waiting: dict[State, list[Program]] = {}
 
-    def begin(self, process: Process, shared: Any) -> None:
-        """A worker begins with its model; a replacement that copies another's first makes that version only then."""
-        halves = self._halves[process]
-        if not halves or halves[0].own is not None:
-            self.reached(process, shared)
-
-    def reached(self, process: Process, shared: Any) -> None:
-        """A worker's model has a new version."""
-        state = process, shared.version
+    def keep(self, state: State, x: torch.Tensor) -> None:
         if self._uses[state]:
-            self._kept[state] = shared.x.clone()
+            self._kept[state] = x.clone()
             for program in self._waiting.pop(state, ()):
                 self._scheduler.wake(program)
 
-    def until(self, process: Process, shared: Any, version: float) -> None:
-        """Makes a worker's averages up to this version of its model."""
-        halves = self._halves[process]
-        while halves and halves[0].version <= version:
-            half = halves.popleft()
-            there = self._take(half.theirs)
-            if half.own is None:
-                shared.x.copy_(there)
-                shared.version = half.version
-            else:
-                move(shared.x, there, self._take(half.own))
-                shared.advance(updates=0)
-            self.reached(process, shared)
-
-    def _take(self, state: State) -> torch.Tensor:
+    def take(self, state: State) -> torch.Tensor:
         while state not in self._kept:
             self._waiting.setdefault(state, []).append(self._scheduler.current)
             (worker, _), version = state
@@ -102,10 +80,12 @@ class AverageOrder(StepOrder):
         self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]
     ) -> None:
         super().__init__(on_applied)
-        self._averages, self._process, self._shared = averages, process, shared
+        self._averages, self.process, self.shared = averages, process, shared
+        self._halves = averages.halves[process]
 
     def begin(self) -> None:
-        self._averages.begin(self._process, self._shared)
+        if not self._halves or self._halves[0].own is not None:  # else it copies another's model first
+            self.reached()
 
     def read(self, row: Any) -> None:
         self._until(row["read_version"])
@@ -114,14 +94,28 @@ class AverageOrder(StepOrder):
         self._until(row["applied_version"] - 1)
 
     def recorded(self, version: int, row: Any) -> None:
-        self._averages.reached(self._process, self._shared)
+        self.reached()
         super().recorded(version, row)
 
     def end(self) -> None:
         self._until(float("inf"))
 
+    def reached(self) -> None:
+        """The worker's model has a new version."""
+        self._averages.keep((self.process, self.shared.version), self.shared.x)
+
     def _until(self, version: float) -> None:
-        self._averages.until(self._process, self._shared, version)
+        """Makes the worker's averages up to this version of its model."""
+        while self._halves and self._halves[0].version <= version:
+            half = self._halves.popleft()
+            there = self._averages.take(half.theirs)
+            if half.own is None:
+                self.shared.x.copy_(there)
+                self.shared.version = half.version
+            else:
+                move(self.shared.x, there, self._averages.take(half.own))
+                self.shared.advance(updates=0)
+            self.reached()
 
 
 class Silence:

@@ -108,8 +108,7 @@ class _ReplayedMembership(SimulatedMembership):
         """As in `Membership`; the mean of workers' own models needs no messages."""
         run, shared = self._run, cast(Any, self._machine.shared)
         if self._algorithm.gossip:
-            if run.averages is not None:
-                run.averages.until((self.worker_id, 0), shared.workers[self.worker_id], float("inf"))
+            run.replica_of((self.worker_id, self.incarnation)).order.end()
             run.left = left or run.left
             run.ending.gather(self.worker_id, None)
             if run.left is not None:
@@ -198,6 +197,9 @@ class LoopReplay(Repetition, LoopSimulation):
         numbers = self._rows((worker_id, 0))["batch"]
         end = float("inf") if self._run.is_cut else 1 + max(every)
         return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
+
+    def replica_of(self, process: Process) -> RecordedLoop:
+        return self._replicas[process]
 
     def is_over(self, process: Process) -> bool:
         """Whether the run has ended before its loops, and the worker has made its last step."""

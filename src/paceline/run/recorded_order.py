@@ -201,7 +201,7 @@ class RepeatingReplica(Timed):
         may_go_on: bool = True,
         **base: Any,
     ) -> None:
-        self._recorded, self._keeps, self._order, self._may_go_on = rows, keeps, order, may_go_on
+        self._recorded, self._keeps, self.order, self._may_go_on = rows, keeps, order, may_go_on
         self._first_step = first_step(rows)
         self._write = recorder.append
         self.kept: dict[int, dict[str, Any]] = {}
@@ -220,12 +220,12 @@ class RepeatingReplica(Timed):
         return self._recorded[place] if place < len(self._recorded) else None
 
     def steps(self) -> Iterator[int]:
-        self._order.begin()
+        self.order.begin()
         for step in super().steps():  # type: ignore[misc]
             if self._row is not None:  # else the loop has begun a step that it may not make
-                self._order.read(self._row)
+                self.order.read(self._row)
             yield step
-        self._order.end()
+        self.order.end()
 
     def _keep(self) -> None:
         """Keeps the gradient that `backward` has left in the parameters, if it is one to keep."""
@@ -250,7 +250,7 @@ class RepeatingReplica(Timed):
 
     def _computed(self) -> None:
         if self._row is not None:
-            self._order.computed(self._row)
+            self.order.computed(self._row)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
         super().apply(to, scale, of, weight)  # type: ignore[misc]
@@ -258,12 +258,12 @@ class RepeatingReplica(Timed):
 
     def _optimizer_stepped(self) -> None:
         if self._row is not None:
-            self._order.applied(self._row)
+            self.order.applied(self._row)
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         super()._record(applied_version, gradient_version, failed_publishes)
         if applied_version != ACCRUED:
-            self._order.recorded(applied_version, self._row)
+            self.order.recorded(applied_version, self._row)
 
     def append(self, *fields: float) -> None:
         """Takes one record and compares it: a loop may report a loss after its step."""

@@ -110,7 +110,7 @@ class Repetition(ABC):
         self._replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._orders: list[ShardOrder] = []  # of servers
-        self.averages: Averages | None = None  # in pairs
+        self._averages: Averages | None = None  # in pairs
         self.deaths: Deaths | None = None  # in rounds
         self._models: RecordedMailbox | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
@@ -143,7 +143,7 @@ class Repetition(ABC):
                 self._to_keep = {number: one.of or one.at or 0 for number, one in enumerate(made)}
         elif needs.order and not self.algorithm.lockstep:
             orders = {process: order_of(run.part.order, process) for process in run.processes}
-            self.averages = Averages(self.scheduler, orders)
+            self._averages = Averages(self.scheduler, orders)
 
     def _order_deaths(self, machine: SimulatedMachine) -> None:
         changes, num_workers = self._run.changes, self._run.config.workers
@@ -163,15 +163,15 @@ class Repetition(ABC):
         if self._turns is not None:
             return self._turns
         on_applied = partial(self._applied, process=process)
-        if self.averages is not None:
-            return AverageOrder(self.averages, process, self.machine.shared.workers[process[0]], on_applied)
+        if self._averages is not None:
+            return AverageOrder(self._averages, process, self.machine.shared.workers[process[0]], on_applied)
         return StepOrder(on_applied if not self._orders else None)
 
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         """Of a worker, or of a server, which comes after the workers."""
         if self._models is not None:
             return {"mailbox": self._models}
-        if self.averages is not None:  # recorded averages need no messages
+        if self._averages is not None:  # recorded averages need no messages
             return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
         checks = self._orders and self.algorithm.needs.order
