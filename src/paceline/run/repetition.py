@@ -20,7 +20,7 @@ from paceline.algorithms import Algorithm
 from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.records import checkpoint_contents
-from paceline.records.order import Process, order_of
+from paceline.records.order import Exchange, Process, order_of
 from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
@@ -29,7 +29,7 @@ from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, o
 from paceline.run.recorded_views import Deaths, RecordedMailbox, RecordedNewcomers, RecordedRounds
 from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
-from paceline.run.served_order import OrderedMailbox, ShardOrder
+from paceline.run.served_order import OrderedMailbox
 from paceline.run.view_changes import ViewChanges
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.machine import SimulatedMachine
@@ -109,7 +109,7 @@ class Repetition(ABC):
         self.kept: dict[Process | None, torch.Tensor] = {}
         self._replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
-        self._orders: list[ShardOrder] = []  # of servers
+        self._exchanges: list[dict[Process, list[Exchange]]] = []  # with servers, by shard
         self._averages: Averages | None = None  # in pairs
         self.deaths: Deaths | None = None  # in rounds
         self._models: RecordedMailbox | None = None  # that workers send their neighbours
@@ -133,8 +133,7 @@ class Repetition(ABC):
         elif needs.kind == "served":
             exchanges = exchanges_in(run.part, self.algorithm) or {}
             for number, shard in enumerate(machine.shared.shards):
-                own = {process: shards[number] for process, shards in exchanges.items()}
-                self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
+                self._exchanges.append({process: shards[number] for process, shards in exchanges.items()})
                 shard.on_update = partial(self._shard_updated, number)
             machine.new_mailbox = self._mailbox
             if self._ends_there:  # the first shard counts the updates
@@ -165,7 +164,7 @@ class Repetition(ABC):
         on_applied = partial(self._applied, process=process)
         if self._averages is not None:
             return AverageOrder(self._averages, process, self.machine.shared.workers[process[0]], on_applied)
-        return StepOrder(on_applied if not self._orders else None)
+        return StepOrder(on_applied if not self._exchanges else None)
 
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         """Of a worker, or of a server, which comes after the workers."""
@@ -174,15 +173,15 @@ class Repetition(ABC):
         if self._averages is not None:  # recorded averages need no messages
             return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
-        checks = self._orders and self.algorithm.needs.order
+        checks = self._exchanges and self.algorithm.needs.order
         return {"decided": order_check(process, order_of(self._run.part.order, process))} if checks else {}
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self._run.config.workers
-        if not 0 <= shard < len(self._orders):
+        if not 0 <= shard < len(self._exchanges):
             return SimulatedMailbox(*args, worker_id=worker_id, **named)
-        about = {"order": self._orders[shard], "shard": self.machine.shared.shards[shard]}
-        return OrderedMailbox(*args, worker_id=worker_id, **about, **named)
+        named |= {"shard": self.machine.shared.shards[shard], "exchanges": self._exchanges[shard]}
+        return OrderedMailbox(*args, worker_id=worker_id, waits=self.algorithm.notices_deaths, **named)
 
     def replay(self) -> None:
         """Runs all workers.

@@ -56,7 +56,7 @@ class TaskReplay(Repetition, TaskSimulation):
             raise error.cause if isinstance(error.cause, PacelineError) else error from None
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
-        if self._turns is None and self._averages is None and not self._orders:
+        if self._turns is None and self._averages is None and not self._exchanges:
             return super()._claims(plan, ports, claim_batch, taken)
         return RecordedClaims(plan, self._rows((ports.worker_id, ports.incarnation)))
 
