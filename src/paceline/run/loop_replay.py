@@ -14,7 +14,7 @@ from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLost
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.order import Process
 from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
-from paceline.run.recorded_views import Deaths
+from paceline.run.recorded_views import RecordedMembers
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
@@ -80,8 +80,8 @@ class _ReplayedMembership(SimulatedMembership):
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
         self.has_entered = not self.incarnation
-        if run.deaths is not None:
-            self.gatherer = _MortalGatherer(self.gatherer, self, run.deaths)
+        if run.members is not None:
+            self.gatherer = _MortalGatherer(self.gatherer, self, run.members)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
 
@@ -121,14 +121,14 @@ class _ReplayedMembership(SimulatedMembership):
 class _MortalGatherer:
     """Implements `Gatherer` for a worker that may die before the others have its value."""
 
-    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership, deaths: Deaths) -> None:
-        self._gatherer, self._member, self._deaths, self._num_gathered = gatherer, member, deaths, 0
+    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership, members: RecordedMembers) -> None:
+        self._gatherer, self._member, self._members, self._num_gathered = gatherer, member, members, 0
         self.leave = gatherer.leave
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
         if not self._member.has_entered:  # the others do not wait for it
             return [value]
-        self._deaths.gather(self._member.worker_id, self._num_gathered)
+        self._members.gather(self._member.worker_id, self._num_gathered)
         self._num_gathered += 1
         return self._gatherer.gather(value)
 

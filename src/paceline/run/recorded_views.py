@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,19 @@ from paceline.simulator.scheduler import Scheduler
 from paceline.simulator.views import SimulatedViews
 
 
-class Deaths:
-    """Ends workers, and starts their replacements."""
+class RecordedMembers(SimulatedNewcomers):
+    """Lets workers die, and their replacements in, at the same rounds as in the run.
 
-    def __init__(self, machine: SimulatedMachine, changes: ViewChanges) -> None:
-        self._machine, self._scheduler, self._changes = machine, machine.scheduler, changes
-        if machine.all_reduce is not None:
-            machine.all_reduce.on_arrival = self._come
+    A replacement that died before it took part is let in, and removed at once.
+    """
+
+    def __init__(self, machine: SimulatedMachine, changes: ViewChanges, min_workers: int) -> None:
+        super().__init__(machine.scheduler, min_workers, lambda: 0)
+        self._machine, self._changes, self._rounds = machine, changes, machine.all_reduce
+        self._asked = dict[int, int]()
+        self._waiting: list[Program] = []  # until a newcomer has asked
+        if self._rounds is not None:
+            self._rounds.on_arrival = self._come
 
     def has_died(self, worker_id: int) -> bool:
         """Whether the worker's present process has died in the run."""
@@ -35,7 +41,7 @@ class Deaths:
         return worker_id, self._machine.lives.incarnations.get(worker_id, 0)
 
     def _come(self, worker_id: int) -> None:
-        if self._machine.all_reduce.num_barriers >= self._changes.left_at(self._process(worker_id)):
+        if self._rounds.num_barriers >= self._changes.left_at(self._process(worker_id)):
             self.die(worker_id)
 
     def gather(self, worker_id: int, num_sums: int) -> None:
@@ -51,33 +57,17 @@ class Deaths:
 
     def _end(self, worker_id: int) -> None:
         lives, process = self._machine.lives, self._process(worker_id)
-        self.leave_out(worker_id)
+        self._leave_out(worker_id)
         self._machine.shared.lose(worker_id)
         self._scheduler.end_worker(worker_id)
         lives.on_gone(worker_id)
         if (successor := self._changes.successor(process)) is not None:
             lives.start_again(worker_id, successor)
 
-    def leave_out(self, worker_id: int) -> None:
+    def _leave_out(self, worker_id: int) -> None:
         """Barriers no longer wait for this worker."""
-        if self._machine.all_reduce is not None:
-            self._machine.all_reduce.lose(worker_id, "", is_dead=True)
-
-
-class RecordedNewcomers(SimulatedNewcomers):
-    """Lets replacements in at the same rounds as the run. One that died before it took part is let in, and removed at once."""
-
-    def __init__(
-        self,
-        machine: SimulatedMachine,
-        changes: ViewChanges,
-        min_workers: int,
-        leave_out: Callable[[int], None],  # lets the others go on without a worker
-    ) -> None:
-        super().__init__(machine.scheduler, min_workers, lambda: 0)
-        self._rounds, self._changes, self._leave_out = machine.all_reduce, changes, leave_out
-        self._asked = dict[int, int]()
-        self._waiting: list[Program] = []  # until a newcomer has asked
+        if self._rounds is not None:
+            self._rounds.lose(worker_id, "", is_dead=True)
 
     def expected(self, waited_s: float) -> int:
         """Enough, if any comes later in the run."""
@@ -114,11 +104,9 @@ class RecordedNewcomers(SimulatedNewcomers):
 class RecordedRounds(SimulatedViews):
     """The members that each round had in the run."""
 
-    def __init__(
-        self, scheduler: Scheduler, deaths: Deaths, changes: ViewChanges, newcomers: RecordedNewcomers, num_workers: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, changes: ViewChanges, members: RecordedMembers, num_workers: int) -> None:
         super().__init__(scheduler, num_workers)
-        self._deaths, self._changes, self._newcomers = deaths, changes, newcomers
+        self._changes, self._recorded = changes, members
         self._incarnations = [0] * num_workers  # of the members
 
     def _process(self, worker: int) -> Process:
@@ -127,7 +115,7 @@ class RecordedRounds(SimulatedViews):
     def _tell(self, first_not_begun: int) -> None:
         """Begins all rounds before this one, or dies."""
         if first_not_begun > self._changes.left_at(self._process(self._worker_id)):
-            self._deaths.die(self._worker_id)
+            self._recorded.die(self._worker_id)
         super()._tell(first_not_begun)
 
     def _wake(self) -> None:
@@ -162,7 +150,7 @@ class RecordedRounds(SimulatedViews):
         me, came = self._worker_id, self._changes.came
         found = {worker: n for (worker, n), at in came.items() if self._last_came[me] < at <= round}
         self._last_came[me] = max([self._last_came[me], *(came[process] for process in found.items())])
-        self._newcomers.wait_for(found)
+        self._recorded.wait_for(found)
         return found
 
     def let_in(self, newcomers: Mapping[int, int]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
-from paceline.run.recorded_views import Deaths, RecordedMailbox, RecordedNewcomers, RecordedRounds
+from paceline.run.recorded_views import RecordedMailbox, RecordedMembers, RecordedRounds
 from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox
@@ -111,7 +111,7 @@ class Repetition(ABC):
         self._turns: Turns | None = None
         self._exchanges: list[dict[Process, list[Exchange]]] = []  # with servers, by shard
         self._averages: Averages | None = None  # in pairs
-        self.deaths: Deaths | None = None  # in rounds
+        self.members: RecordedMembers | None = None  # of rounds with deaths
         self._models: RecordedMailbox | None = None  # that workers send their neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: dict[int, torch.Tensor] = {}  # of these parameters, by shard
@@ -127,7 +127,7 @@ class Repetition(ABC):
         if run.config.workers == 1:
             return
         if run.changes:
-            self._order_deaths(machine)
+            self._order_members(machine)
         elif needs.kind in _SHARED:
             self._turns = Turns(self.scheduler, run.processes.values(), self._applied)
         elif needs.kind == "served":
@@ -144,14 +144,13 @@ class Repetition(ABC):
             orders = {process: order_of(run.part.order, process) for process in run.processes}
             self._averages = Averages(self.scheduler, orders)
 
-    def _order_deaths(self, machine: SimulatedMachine) -> None:
+    def _order_members(self, machine: SimulatedMachine) -> None:
         changes, num_workers = self._run.changes, self._run.config.workers
-        deaths = self.deaths = Deaths(machine, changes)
-        newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
-        machine.lives.newcomers = newcomers
+        members = self.members = RecordedMembers(machine, changes, self._run.config.min_workers)
+        machine.lives.newcomers = members
         if self.algorithm.needs.views:
             self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.part.order)
-            machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
+            machine.views = RecordedRounds(self.scheduler, changes, members, num_workers)
 
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""
@@ -210,8 +209,8 @@ class Repetition(ABC):
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
             alive = self._run.part.records.keys() & self.machine.shared.model_ids()
-            if self.deaths is not None:  # a worker that died after its last round is still there
-                alive = {one for one in alive if not self.deaths.has_died(one)}
+            if self.members is not None:  # a worker that died after its last round is still there
+                alive = {one for one in alive if not self.members.has_died(one)}
             models = [(worker, checkpoint_contents.load_model(checkpoint, worker)) for worker in sorted(alive)]
             now, saved = self.machine.shared.workers, [(worker, one) for worker, one in models if one is not None]
             if any(version != now[worker].version for worker, (version, _, _) in saved):

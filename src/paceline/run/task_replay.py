@@ -74,7 +74,7 @@ class TaskReplay(Repetition, TaskSimulation):
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
-        if ports.incarnation and self.deaths is None:
+        if ports.incarnation and self.members is None:
             work()  # in the program of the process before, as the end of a program ends all that its worker has
         else:
             super()._start(ports, work)
@@ -82,5 +82,5 @@ class TaskReplay(Repetition, TaskSimulation):
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
         super()._work(replica, ports)
         successor = ports.worker_id, ports.incarnation + 1
-        if self.deaths is None and successor in self._run.processes:
+        if self.members is None and successor in self._run.processes:
             self.machine.lives.start_again(*successor)
