@@ -102,12 +102,28 @@ class RecordedMembers(SimulatedNewcomers):
 
 
 class RecordedRounds(SimulatedViews):
-    """The members that each round had in the run."""
+    """The members that each round had in the run, and the models that they sent each other: also implements `Mailbox`."""
 
-    def __init__(self, scheduler: Scheduler, changes: ViewChanges, members: RecordedMembers, num_workers: int) -> None:
+    waited_s = 0.0
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        changes: ViewChanges,
+        members: RecordedMembers,
+        num_workers: int,
+        order: Mapping[int, np.ndarray],  # by worker: says which models did not come
+    ) -> None:
         super().__init__(scheduler, num_workers)
         self._changes, self._recorded = changes, members
         self._incarnations = [0] * num_workers  # of the members
+        self._models: dict[tuple[int, int, int], Message] = {}  # by sender, reader and round
+        self._readers: dict[tuple[int, int, int], Program] = {}  # that wait for a model
+        self._not_come = {
+            (sender, reader, round)
+            for reader, rows in order.items()
+            for sender, round in rows[rows["of"] == NONE][["peer", "moment"]].tolist()
+        }
 
     def _process(self, worker: int) -> Process:
         return worker, self._incarnations[worker]
@@ -162,45 +178,21 @@ class RecordedRounds(SimulatedViews):
         super().enter(given)
         self._last_came[self._worker_id] = given["last_came"]
 
-
-class RecordedMailbox:
-    """Implements `Mailbox` for the worker whose program runs: the models that workers send each other in rounds."""
-
-    waited_s = 0.0
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        changes: ViewChanges,
-        num_workers: int,
-        order: Mapping[int, np.ndarray],  # by worker: says which models did not come
-    ) -> None:
-        self._scheduler, self._changes, self._num_workers = scheduler, changes, num_workers
-        self._models: dict[tuple[int, int, int], Message] = {}  # by sender, reader and round
-        self._waiting: dict[tuple[int, int, int], Program] = {}
-        self._lost = {
-            (sender, reader, round)
-            for reader, rows in order.items()
-            for sender, round in rows[rows["of"] == NONE][["peer", "moment"]].tolist()
-        }
-
-    @property
-    def _me(self) -> int:
-        return self._scheduler.current.worker_id
+    # The mailbox
 
     def send(self, to: int, message: Message) -> None:
-        key = self._me, to, message.number
+        key = self._worker_id, to, message.number
         assert message.x is not None
         self._models[key] = message._replace(x=message.x.clone())
-        if (program := self._waiting.pop(key, None)) is not None:
+        if (program := self._readers.pop(key, None)) is not None:
             self._scheduler.wake(program)
 
     def receive(self, timeout_s: float | None = None, *, kind: Any = None, sender: int, number: int) -> Received:
-        key = sender, self._me, number
-        if key in self._lost or (key not in self._models and self._is_gone(sender, number)):
+        key = sender, self._worker_id, number
+        if key in self._not_come or (key not in self._models and self._is_gone(sender, number)):
             return Received(sender, 0, Message(LOST, number))
         while key not in self._models:
-            self._waiting[key] = self._scheduler.current
+            self._readers[key] = self._scheduler.current
             self._scheduler.wait(f"the model of worker {sender} in round {number}")
         return Received(sender, 0, self._models.pop(key))
 
@@ -211,4 +203,4 @@ class RecordedMailbox:
         return round >= self._changes.left_at(process)
 
     def peers(self) -> Set[int]:
-        return frozenset(range(self._num_workers)) - {self._me}
+        return frozenset(range(len(self._begun))) - {self._worker_id}

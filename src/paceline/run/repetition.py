@@ -26,7 +26,7 @@ from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
-from paceline.run.recorded_views import RecordedMailbox, RecordedMembers, RecordedRounds
+from paceline.run.recorded_views import RecordedMembers, RecordedRounds
 from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox
@@ -112,7 +112,7 @@ class Repetition(ABC):
         self._exchanges: list[dict[Process, list[Exchange]]] = []  # with servers, by shard
         self._averages: Averages | None = None  # in pairs
         self.members: RecordedMembers | None = None  # of rounds with deaths
-        self._models: RecordedMailbox | None = None  # that workers send their neighbours
+        self._rounds: RecordedRounds | None = None  # with deaths, of neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
         self._kept_parts: dict[int, torch.Tensor] = {}  # of these parameters, by shard
 
@@ -149,8 +149,8 @@ class Repetition(ABC):
         members = self.members = RecordedMembers(machine, changes, self._run.config.min_workers)
         machine.lives.newcomers = members
         if self.algorithm.needs.views:
-            self._models = RecordedMailbox(self.scheduler, changes, num_workers, self._run.part.order)
-            machine.views = RecordedRounds(self.scheduler, changes, members, num_workers)
+            order = self._run.part.order
+            self._rounds = machine.views = RecordedRounds(self.scheduler, changes, members, num_workers, order)
 
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""
@@ -167,8 +167,8 @@ class Repetition(ABC):
 
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         """Of a worker, or of a server, which comes after the workers."""
-        if self._models is not None:
-            return {"mailbox": self._models}
+        if self._rounds is not None:
+            return {"mailbox": self._rounds}
         if self._averages is not None:  # recorded averages need no messages
             return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
