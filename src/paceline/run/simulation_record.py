@@ -60,7 +60,7 @@ class SimulationRecord(RunRecord):
         self._machine = machine
         self._evaluator = evaluator
         self._timing_only = timing_only
-        self._evaluated = _SimulatedParameters(machine.shared, buffers)
+        self.shared, self._buffers = machine.shared, buffers
         self._recorded = _Records(machine.cluster.workers)
         self._unrecorded_of_replaced = 0
         self._order: dict[int, PackedRecords] = {}
@@ -106,13 +106,19 @@ class SimulationRecord(RunRecord):
         if is_over:
             self._machine.scheduler.stop()
 
+    def extra(self, name: str) -> torch.Tensor:
+        """As in `Evaluated`: a buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
+        if name.startswith(AVERAGE):
+            return self.shared.average_buffers[name.removeprefix(AVERAGE)]
+        return self._buffers[name]
+
     def _evaluate(self, evaluator: Evaluator, elapsed_s: float) -> bool:
         """Evaluates now; returns whether the target accuracy is reached."""
         if self.before_evaluation is not None:
             self.before_evaluation()
         about = {"elapsed_s": elapsed_s, "samples": self.samples, "train_loss": self.loss}
         with torch_undisturbed():
-            return self.take_evaluation(evaluator.now(self._evaluated, about))
+            return self.take_evaluation(evaluator.now(self, about))
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
@@ -136,7 +142,7 @@ class SimulationRecord(RunRecord):
             self.end_if_not_finite(outcome, finite=self._evaluator.finite)
             if is_gossip:
                 with torch_undisturbed():
-                    own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self._evaluated)
+                    own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self)
         outcome.workers_lost, outcome.restarts = sorted(machine.lives.lost), machine.lives.restarts
         result = self.figures(
             records,
@@ -205,17 +211,3 @@ class _Recorder:
         records.workers.append(self.worker_id)
         if self.watch is not None:
             self.watch(fields)
-
-
-@dataclass
-class _SimulatedParameters:
-    """Input of an `Evaluator`: parameters with a `snapshot`, and the model's buffers."""
-
-    shared: Any
-    buffers: Mapping[str, torch.Tensor]
-
-    def extra(self, name: str) -> torch.Tensor:
-        """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
-        if name.startswith(AVERAGE):
-            return self.shared.average_buffers[name.removeprefix(AVERAGE)]
-        return self.buffers[name]
