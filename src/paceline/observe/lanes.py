@@ -161,10 +161,9 @@ def _bars(
     bars: dict[str, list[tuple[float, float, str, str]]] = {kind: [] for kind in (*_KINDS, "dropped")}
     for worker, name in zip(workers, lane_names(workers), strict=True):
         lane = segments(run.records[worker])
-        for kind, start, end, row in zip(lane.kind, lane.start_s, lane.end_s, lane.row, strict=True):
+        for kind, start, end, step in zip(lane.kind, lane.start_s, lane.end_s, lane.rows, strict=True):
             low, high = max(start, begin_s) - begin_s, min(end, begin_s + window_s) - begin_s
             if high > low:
-                step = lane.ordered[row]
                 made = int(step["applied_version"])
                 fate = {-1: "dropped", 0: "without a batch"}.get(made, f"made version {made}")
                 shown_as = "dropped" if fate == "dropped" and KINDS[kind] == "gradient" else KINDS[kind]

@@ -16,15 +16,13 @@ class Segments:
 
     Args:
         kind: index into `KINDS`.
-        row: index of the record that the interval belongs to, into `ordered`.
-        ordered: the worker's records by the time they started.
+        rows: the record that each interval belongs to.
     """
 
     kind: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
-    row: np.ndarray
-    ordered: np.ndarray
+    rows: np.ndarray
 
 
 def segments(records: np.ndarray) -> Segments:
@@ -62,9 +60,8 @@ def segments(records: np.ndarray) -> Segments:
     start_s = np.stack([start for _, start, _ in pieces], axis=1).ravel()
     end_s = np.stack([end for _, _, end in pieces], axis=1).ravel()
     start_s[1:] = np.maximum(start_s[1:], np.maximum.accumulate(end_s)[:-1])  # rounding: an ulp of overlap
-    row = np.repeat(np.arange(len(ordered)), len(pieces))
     kept = end_s > start_s
-    return Segments(kind[kept], start_s[kept], end_s[kept], row[kept], ordered)
+    return Segments(kind[kept], start_s[kept], end_s[kept], np.repeat(ordered, len(pieces))[kept])
 
 
 def steady_start_s(records: Mapping[int, np.ndarray]) -> float:

@@ -95,7 +95,7 @@ def _slices(records: np.ndarray) -> Iterator[dict[str, Any]]:
     start_ns = np.rint(lane.start_s * 1e9)
     durations = _us((np.rint(lane.end_s * 1e9) - start_ns) / 1e9)
     names = ["step", "batch", "read_version", "applied_version"]
-    rows = lane.ordered[names][lane.row].tolist()
+    rows = lane.rows[names].tolist()
     for kind, start, duration, row in zip(lane.kind.tolist(), _us(start_ns / 1e9), durations, rows, strict=True):
         name = KINDS[kind]
         yield {
