@@ -124,13 +124,11 @@ def _share(steps: Steps, blocker: np.ndarray, event_s: np.ndarray, path: Path | 
     total_s = float(steps.rows["ended_s"][own].max() - steps.begun_s[own].min()) or 1.0
     computing, input_s, updating, loop, _ = (steps.took_s[own].sum(axis=0) / total_s).tolist()
     until_s = (event_s - steps.arrived_s)[own]
-    waiting = {
-        other: float(until_s[blocker[own] == other].sum() / total_s) for other in np.unique(blocker[own]).tolist()
-    }
+    waits = ((other, until_s[blocker[own] == other].sum() / total_s) for other in np.unique(blocker[own]).tolist())
     on_path_s = path.took_s[steps.worker[path.step] == worker].sum() if path is not None else 0.0
     return Share(
         worker=worker, computing=computing, input=input_s, updating=updating, loop=loop,
-        waiting_for={other: share for other, share in waiting.items() if share > 0},
+        waiting_for={other: float(share) for other, share in waits if share > 0},
         communicating=float((steps.waited_s[own].sum() - until_s.sum()) / total_s),
         critical=float(on_path_s / (path.took_s.sum() or 1.0)) if path is not None else None,
     )  # fmt: skip
@@ -278,12 +276,8 @@ def sentence(found: Blame) -> str:
     lost = "" if free else f"; this cost {whole_percent_text(cause.lost)} of the run's time"
     if cause.link is not None:
         others = f", other links {seconds_text(others_s)}" if others_s is not None else ""
-        took = (
-            "Exchanges between workers {} and {} took {}"
-            if free
-            else "The link between workers {} and {} held a step up for {}"
-        )
-        return f"{begin}{took.format(*cause.link, own_s)}{others}{lost}."
+        what, took = ("Exchanges", "took") if free else ("The link", "held a step up for")
+        return f"{begin}{what} between workers {cause.link[0]} and {cause.link[1]} {took} {own_s}{others}{lost}."
     if cause.worker is None:
         return f"{begin}{capital(what)} took {own_s} of a step at all workers{lost}."
     took = f"its {what} took {own_s}" + (f", the others' {seconds_text(others_s)}" if others_s is not None else "")

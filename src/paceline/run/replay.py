@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -238,20 +239,20 @@ class RecordedRun:
         Raises:
             ReplayMismatchError, UsageError: as for `at`.
         """
-        low, high, found = self.first_update - 1, self.updates + 1, None
-        while high - low > 1:
-            middle = (low + high) // 2 if found is not None else self.updates
-            simulation = self._up_to(middle)
+        found: list[Update] = []
+
+        def is_true(version: int) -> bool:
+            simulation = self._up_to(version)
             answer = simulation.any_model(holds)
             if told is not None:
-                told(middle, answer)
+                told(version, answer)
             if answer:
-                found, high = simulation.update(middle), middle
-            elif found is None:
-                return None
-            else:
-                low = middle
-        return found
+                found[:] = [simulation.update(version)]
+            return answer
+
+        if is_true(self.updates):
+            bisect.bisect_left(range(self.first_update, self.updates), True, key=is_true)
+        return found[0] if found else None
 
 
 def _may_be_cut(run: RunData) -> bool:
