@@ -279,10 +279,7 @@ def _bits_per_element(rows: np.ndarray) -> float | None:
 
 
 def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    for evaluation in reversed(evaluations):
-        if evaluation.get(key) is not None:
-            return _finite(float(evaluation[key]))
-    return None
+    return next((_finite(float(one[key])) for one in reversed(evaluations) if one.get(key) is not None), None)
 
 
 def _finite(value: float) -> float | None:
