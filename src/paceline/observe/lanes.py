@@ -121,10 +121,8 @@ def _begin_s(run: RunData, window_s: float) -> float:
 
 
 def _within(run: RunData, begin_s: float, end_s: float) -> RunData:
-    records = {
-        worker: own[(own["ended_s"] > begin_s) & (own["started_s"] < end_s)] for worker, own in run.records.items()
-    }
-    return RunData(run.config, run.result, records)
+    is_in = {worker: (own["ended_s"] > begin_s) & (own["started_s"] < end_s) for worker, own in run.records.items()}
+    return RunData(run.config, run.result, {worker: run.records[worker][which] for worker, which in is_in.items()})
 
 
 def _events(run: RunData, workers: Sequence[int]) -> list[tuple[str, float, str]]:

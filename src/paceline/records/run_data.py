@@ -230,9 +230,8 @@ def _lines(records: np.ndarray) -> Iterator[str]:
         if name in left_out:
             continue
         values = np.ascontiguousarray(records[name])
-        distinct, of_each = np.unique(
-            values.view(np.int64), return_inverse=True
-        )  # by bits: NaNs are equal, zeros differ
+        bits = values.view(np.int64)  # NaNs are equal, zeros differ
+        distinct, of_each = np.unique(bits, return_inverse=True)
         if len(distinct) == 1:
             parts.append(f'"{name}": {_texts(values[:1])[0]}')
             continue

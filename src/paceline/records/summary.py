@@ -200,10 +200,8 @@ def repeated_batches(records: Mapping[int, np.ndarray]) -> int:
 
 
 def _concatenate(records: Mapping[int, np.ndarray]) -> np.ndarray:
-    arrays = [records[worker_id] for worker_id in sorted(records)]
-    return (
-        np.concatenate(arrays, dtype=RECORD_DTYPE) if arrays else np.empty(0, RECORD_DTYPE)
-    )  # NumPy is slow to find it
+    arrays = [*(records[worker_id] for worker_id in sorted(records)), np.empty(0, RECORD_DTYPE)]
+    return np.concatenate(arrays, dtype=RECORD_DTYPE)  # NumPy is slow to find it
 
 
 def _first(reached: np.ndarray) -> int | None:

@@ -43,10 +43,8 @@ class Resumption:
     versions: dict[int, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        by_text = {
-            name: {str(worker): one for worker, one in vars(self)[name].items()} for name in ("events", "versions")
-        }
-        return vars(self) | by_text
+        both = ({str(worker): one for worker, one in each.items()} for each in (self.events, self.versions))
+        return vars(self) | dict(zip(("events", "versions"), both, strict=True))
 
     @classmethod
     def of(cls, run: RunData) -> Resumption:

@@ -132,9 +132,8 @@ class SimulationRecord(RunRecord):
             self.end("crashed", "All workers were killed, and no worker is left.")
         if outcome.name == "crashed":  # of it: until the others knew
             wall_s = max(wall_s, machine.scheduler.now_s)
-        own_models: dict[str, float | None] = dict.fromkeys(
-            ("consensus_distance", "worst_worker_accuracy") if is_gossip else ()
-        )
+        of_models = ("consensus_distance", "worst_worker_accuracy") if is_gossip else ()
+        own_models: dict[str, float | None] = dict.fromkeys(of_models)
         if is_gossip and not self._timing_only:
             own_models["consensus_distance"] = machine.shared.consensus_distance()
         if self._evaluator is not None:
