@@ -86,7 +86,7 @@ def unrecorded_changes(run: RunData, algorithm: Algorithm) -> str:
     lost, changes = Counter(run.result["workers_lost"]), ViewChanges.of(run)
     if not lost and not changes:
         return ""
-    trained = {(worker, n) for worker, rows in run.records.items() for n in set(rows["incarnation"].tolist()) if n}
+    trained = {(worker, n) for worker, rows in run.records.items() for n in set(rows["incarnation"].tolist()) if n > 0}
     if lost - Counter(worker for worker, _ in changes.left) or trained - changes.came.keys():
         return "a worker died, and the records do not have when the others learnt of it"
     if run.result["outcome"] == "crashed":
