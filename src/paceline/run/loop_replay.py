@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from paceline.data.epoch_claims import EpochClaims
+from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.errors import DivergedError, PacelineError, RunStopped, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.records.order import Process
@@ -22,37 +23,31 @@ from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import DeadlockError, ProgramError
+from paceline.simulator.scheduler import Scheduler
 from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
 from paceline.worker.gathering import Call, Gatherer
-from paceline.worker.memberships.membership import BatchShare
 
 
-class RecordedBatches(EpochClaims):
-    """Gives a loop the batches that one worker trained on, in its order, where workers claim them.
+class RecordedBatches(LocalEpochClaims):
+    """Gives the loop that runs the batches that its worker trained on, in their order, where workers claim them."""
 
-    Args:
-        numbers: of these batches.
-        end: above the numbers of all workers' batches; an epoch from there on is one that the run did not have.
-        agree: as `EpochClaims.agree`, of all workers.
-    """
-
-    def __init__(self, numbers: Sequence[int], end: float, agree: Callable[..., Sequence[int]]) -> None:
-        self._numbers, self._end, self._agree = list(reversed(numbers)), end, agree
+    def __init__(self, scheduler: Scheduler, run: Recorded) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        of_each = {worker: rows["batch"] for (worker, _), rows in run.processes.items()}
+        self._numbers = {worker: numbers[numbers >= 0][::-1].tolist() for worker, numbers in of_each.items()}
+        # Above the numbers of all workers' batches; an epoch from there on is one that the run did not have.
+        self._end = math.inf if run.is_cut else 1 + max(int(one.max(initial=-1)) for one in of_each.values())
 
     def claim(self, epoch: int) -> None:
         """Does nothing: which batches a worker takes is recorded."""
 
-    def newest(self) -> int:
-        return 0
-
-    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        return self._agree(epoch, numbers)
-
     def take_released(self, first: int, end: int) -> int | None:
         if first >= self._end:
             raise ReplayMismatchError("The replay differs from the run: the loop begins one more epoch.", -1)
-        return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
+        numbers = self._numbers.get(self._scheduler.current.worker_id)
+        return numbers.pop() if numbers and first <= numbers[-1] < end else None
 
 
 class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
@@ -84,11 +79,6 @@ class _ReplayedMembership(SimulatedMembership):
             self.gatherer = _MortalGatherer(self.gatherer, self, run.members)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
-
-    def batches(self) -> BatchShare:
-        if self._algorithm.in_rounds or self.num_workers == 1:
-            return super().batches()
-        return BatchShare(self._run.batches_of(self.worker_id))
 
     def enter(self, epoch: int) -> dict[str, Any]:
         """As in `Membership`; what a replacement gets says in which epoch the others are."""
@@ -144,6 +134,8 @@ class LoopReplay(Repetition, LoopSimulation):
         train = partial(_until_diverged, run.train) if run.is_cut else run.train
         seed = run.config.seed
         LoopSimulation.__init__(self, train, run.cluster, run.algorithm, seed, Faults(), Goal(), is_evaluated=False)
+        if not run.algorithm.in_rounds and run.config.workers > 1:
+            self.epoch_claims = RecordedBatches(self.scheduler, run)
         self.has_processes = run.config.backend == "processes"
         self._waits = ""  # for what its workers wait, if none can go on
 
@@ -191,12 +183,6 @@ class LoopReplay(Repetition, LoopSimulation):
     def _begin_again(self, worker_id: int) -> None:
         self._states.begin_again(worker_id)
         self.scheduler.start(worker_id, self._body(worker_id))
-
-    def batches_of(self, worker_id: int) -> RecordedBatches:
-        every = [int(rows["batch"].max(initial=-1)) for rows in self._run.processes.values()]
-        numbers = self._rows((worker_id, 0))["batch"]
-        end = float("inf") if self._run.is_cut else 1 + max(every)
-        return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
 
     def replica_of(self, process: Process) -> RecordedLoop:
         return self._replicas[process]
