@@ -104,17 +104,3 @@ def exchanges_of(rows: np.ndarray) -> list[Exchange]:
     applied, late = rows["applied_version"].tolist(), rows["gradient_version"].tolist()
     after = [at if of < 0 else read for of, at, read in zip(applied, late, [*reads[1:], None], strict=True)]
     return [Exchange(reads[0], 0), *(Exchange(at, max(of, 0)) for at, of in zip(after, applied, strict=True))]
-
-
-def recorded_exchanges(order: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
-    """By shard, a process's exchanges from the rows of its order; None: some are missing."""
-    if len(order) % num_shards:
-        return None
-    rows = order.reshape(-1, num_shards)
-    in_order = np.arange(1, len(rows) + 1)[:, None] == rows["moment"]
-    if not in_order.all() or (rows["peer"] != np.arange(num_shards)).any():
-        return None
-    return [
-        [Exchange(at, 0 if of == NONE else of) for at, of in own[["at", "of"]].tolist()]
-        for own in (rows[:, shard] for shard in range(num_shards))
-    ]

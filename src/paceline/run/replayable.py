@@ -13,7 +13,7 @@ import numpy as np
 from paceline.algorithms import Algorithm, registry
 from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, order_of, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, order_of
 from paceline.records.run_data import RunData
 from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
@@ -216,17 +216,22 @@ def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[Process, list[list[
 
 
 def _ordered_exchanges(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
-    """As `recorded_exchanges`, with that of a process's last gradient if it has no record.
+    """By shard, with that of a process's last gradient if it has no record; None: some are missing.
 
     Leaves out requests for parameters after the last gradient: a killed worker made them in steps that have no records.
     """
     pushes = np.flatnonzero(order["of"][::num_shards])
     order = order[: num_shards * (1 + int(pushes.max(initial=0)))]
-    exchanges = recorded_exchanges(order, num_shards)
-    if exchanges is not None and len(rows) and rows["samples"][-1] == UNKNOWN:
-        for own in exchanges:
-            own.append(Exchange(None, int(rows["applied_version"][-1])))
-    return exchanges
+    if len(order) % num_shards:
+        return None
+    order = order.reshape(-1, num_shards)
+    in_order = np.arange(1, len(order) + 1)[:, None] == order["moment"]
+    if not in_order.all() or (order["peer"] != np.arange(num_shards)).any():
+        return None
+    is_recorded = not len(rows) or rows["samples"][-1] != UNKNOWN
+    last = [] if is_recorded else [Exchange(None, int(rows["applied_version"][-1]))]
+    made = (order[["at", "of"]][:, shard].tolist() for shard in range(num_shards))
+    return [[*(Exchange(at, 0 if of == NONE else of) for at, of in own), *last] for own in made]
 
 
 def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:
