@@ -49,7 +49,7 @@ def write_trace(run: RunData, path: str | Path) -> Path:
         if run.result.get("batch_sizes"):
             sizes = kept[np.flatnonzero(np.diff(kept["samples"], prepend=-1))]
             name = f"batch size, worker {worker_id} (samples)"
-            events.extend(_counter(name, sizes["started_s"], samples=sizes["samples"]))
+            events.extend(_counter(name, sizes["started_s"], "samples", sizes["samples"]))
     other: dict[str, Any] = {
         "what": "Paceline run",
         "placement": "A step's record knows how long it waited and applied, not when: waiting is drawn right after the "
@@ -79,9 +79,8 @@ def _metadata(name: str, thread_id: int, value: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": name, "tid": thread_id, "args": {key: value}}
 
 
-def _counter(name: str, times_s: np.ndarray, **values: np.ndarray) -> Iterator[dict[str, Any]]:
-    ((key, column),) = values.items()
-    for time, value in zip(_us(times_s), column.tolist(), strict=True):
+def _counter(name: str, times_s: np.ndarray, key: str, values: np.ndarray) -> Iterator[dict[str, Any]]:
+    for time, value in zip(_us(times_s), values.tolist(), strict=True):
         yield {"ph": "C", "name": name, "ts": time, "args": {key: value}}
 
 
@@ -114,6 +113,6 @@ def _dropped(records: np.ndarray) -> Iterator[dict[str, Any]]:
 def _counters(worker_id: int, records: np.ndarray) -> Iterator[dict[str, Any]]:
     rows = records[records["applied_version"] >= 1]
     staleness = rows["applied_version"] - 1 - rows["read_version"]
-    yield from _counter(f"staleness, worker {worker_id} (updates)", rows["ended_s"], staleness=staleness)
+    yield from _counter(f"staleness, worker {worker_id} (updates)", rows["ended_s"], "staleness", staleness)
     known = rows[np.isfinite(rows["loss"])]
-    yield from _counter(f"loss, worker {worker_id}", known["ended_s"], loss=known["loss"])
+    yield from _counter(f"loss, worker {worker_id}", known["ended_s"], "loss", known["loss"])

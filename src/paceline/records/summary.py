@@ -8,6 +8,7 @@ that order is the mean of the last 100 losses up to it, fewer at the beginning; 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -239,8 +240,7 @@ def _time_to_fractions(curve: LossCurve, initial_loss: float | None) -> dict[str
 def _gradients_per_update(applied: np.ndarray) -> dict[str, int]:
     """Number of updates, by how many gradients an update applied."""
     _, sizes = np.unique(applied["applied_version"][applied["samples"] > 0], return_counts=True)
-    numbers, counts = np.unique(sizes, return_counts=True)
-    return {str(number): count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
+    return {str(number): count for number, count in sorted(Counter(sizes.tolist()).items())}
 
 
 def _staleness(applied: np.ndarray) -> dict[str, Any]:

@@ -37,8 +37,6 @@ from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import DeadlockError
 from paceline.simulator.scheduler import Scheduler
 
-_SHARED = ("locked", "slots")  # kinds of parameters that each step reads and updates in the memory of all workers
-
 
 @dataclass(frozen=True)
 class Update:
@@ -128,7 +126,7 @@ class Repetition(ABC):
             return
         if run.changes:
             self._order_members(machine)
-        elif needs.kind in _SHARED:
+        elif needs.kind in ("locked", "slots"):  # each step reads and updates the memory of all workers
             self._turns = Turns(self.scheduler, run.processes.values(), self._applied)
         elif needs.kind == "served":
             exchanges = exchanges_in(run.part, self.algorithm) or {}
@@ -192,12 +190,10 @@ class Repetition(ABC):
             for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
                 warnings.simplefilter("ignore", kind)
             self.run_programs()
-        if self._ends_there:
-            if self._not_kept:
-                raise self._contradiction(f"The replay ended before update {self._version}.")
-            return
+        if self._ends_there and self._not_kept:
+            raise self._contradiction(f"The replay ended before update {self._version}.")
         compared = sum(one.compared for one in self._replicas.values())
-        if compared < len(self._run.applied):
+        if not self._ends_there and compared < len(self._run.applied):
             raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
 
     def _contradiction(self, why: str) -> PacelineError:
