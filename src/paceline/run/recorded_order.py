@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,20 +43,19 @@ class ReplayMismatchError(PacelineError):
 
 def compare_step(worker_id: int, row: Any, values: Sequence[float]) -> None:
     """Compares the values of a step (`COMPARED`) with its record; raises `ReplayMismatchError` if any differs."""
-    recorded: dict[str, Any] = {name: row[name].item() for name in COMPARED}
-    replayed: dict[str, Any] = dict(zip(COMPARED, values, strict=True))
-    if recorded["samples"] == UNKNOWN:
-        recorded |= {name: replayed[name] for name in COMPARED if name not in _KNOWN}
-    pairs = [(name.replace("_", " "), recorded[name], replayed[name]) for name in COMPARED]
-    differ = [(name, a, b) for name, a, b in pairs if a != b and not (math.isnan(a) and math.isnan(b))]
-    if not differ:
-        return
-    version, step = recorded["applied_version"], recorded["step"]
-    said = ", ".join(f"{name} {then!r} then, {now!r} now" for name, then, now in differ)
-    what = f"the gradient of update {version}, " if version > 0 else ""
-    raise ReplayMismatchError(
-        f"The replay differs from the run at {what}step {step} of worker {worker_id}: {said}.", version, worker_id
-    )
+    recorded = {name: row[name].item() for name in COMPARED}
+    names = [name for name in COMPARED if recorded["samples"] != UNKNOWN or name in _KNOWN]
+    if said := _differences(names, recorded, dict(zip(COMPARED, values, strict=True))):
+        version, step = recorded["applied_version"], recorded["step"]
+        what = f"the gradient of update {version}, " if version > 0 else ""
+        raise ReplayMismatchError(
+            f"The replay differs from the run at {what}step {step} of worker {worker_id}: {said}.", version, worker_id
+        )
+
+
+def _differences(names: Iterable[str], then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    differ = [one for one in names if then[one] != now[one] and not (math.isnan(then[one]) and math.isnan(now[one]))]
+    return ", ".join(f"{one.replace('_', ' ')} {then[one]!r} then, {now[one]!r} now" for one in differ)
 
 
 def first_step(rows: np.ndarray) -> int:
@@ -331,19 +330,14 @@ class RecordedReplica(RepeatingReplica, SimulatedReplica):
 
 def order_check(process: Process, rows: np.ndarray) -> OrderWriter:
     """Compares what is decided in a replay with the rows of a process's order; implements `Ports.decided`."""
-    (worker_id, incarnation), left = process, iter(rows.tolist())
+    (worker_id, incarnation), left, names = process, iter(rows.tolist()), ORDER_DTYPE.names or ()
 
     def check(*replayed: int) -> None:
-        recorded = next(left, None)
-        if recorded is not None and recorded != replayed:
-            differ = [
-                f"{name} {then} then, {now} now"
-                for name, then, now in zip(ORDER_DTYPE.names or (), recorded, replayed, strict=True)
-                if then != now
-            ]
+        recorded = dict(zip(names, next(left, replayed), strict=True))
+        if said := _differences(names, recorded, dict(zip(names, replayed, strict=True))):
             raise ReplayMismatchError(
-                f"The replay differs from the run at exchange {recorded[0]} of worker {worker_id}: {', '.join(differ)}.",
-                recorded[2],
+                f"The replay differs from the run at exchange {recorded['moment']} of worker {worker_id}: {said}.",
+                recorded["of"],
                 worker_id,
             )
 

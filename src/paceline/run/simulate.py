@@ -119,9 +119,8 @@ def simulate(
     )
     is_evaluated = goal.any or folder is not None
     with system.intra_op_threads(intra_op_threads):
-        return drive(
-            lambda: LoopSimulation(train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated), folder
-        )
+        make = partial(LoopSimulation, train, cluster, named, seed, faults, goal, is_evaluated=is_evaluated)
+        return drive(make, folder)
 
 
 def _like(like: RunData | Path | str, cluster: Cluster | None, faults: Faults | None) -> tuple[Cluster, Faults]:
