@@ -101,7 +101,7 @@ class Recording(RunRecord):
         for worker, rows in enumerate(supervisor.spool.fresh):
             if len(rows):
                 self._last_rows[worker] = rows
-                if supervisor.spool.is_on_disk:
+                if supervisor.spool.folder is not None:
                     self._event_counts.take(worker, self._on_own_time(rows.copy()))
 
     def of_events(self, path: Path, workers: list[int]) -> dict[str, Any]:
