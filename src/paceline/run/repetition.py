@@ -125,7 +125,11 @@ class Repetition(ABC):
         if run.config.workers == 1:
             return
         if run.changes:
-            self._order_members(machine)
+            members = self.members = RecordedMembers(machine, run.changes, run.config.min_workers)
+            machine.lives.newcomers = members
+            if needs.views:
+                rounds = RecordedRounds(self.scheduler, run.changes, members, run.config.workers, run.part.order)
+                self._rounds = machine.views = rounds
         elif needs.kind in ("locked", "slots"):  # each step reads and updates the memory of all workers
             self._turns = Turns(self.scheduler, run.processes.values(), self._applied)
         elif needs.kind == "served":
@@ -141,14 +145,6 @@ class Repetition(ABC):
         elif needs.order and not self.algorithm.lockstep:
             orders = {process: order_of(run.part.order, process) for process in run.processes}
             self._averages = Averages(self.scheduler, orders)
-
-    def _order_members(self, machine: SimulatedMachine) -> None:
-        changes, num_workers = self._run.changes, self._run.config.workers
-        members = self.members = RecordedMembers(machine, changes, self._run.config.min_workers)
-        machine.lives.newcomers = members
-        if self.algorithm.needs.views:
-            order = self._run.part.order
-            self._rounds = machine.views = RecordedRounds(self.scheduler, changes, members, num_workers, order)
 
     def recorded(self, process: Process) -> dict[str, Any]:
         """Arguments of the replica of a worker's process, beyond those of a simulation."""

@@ -137,6 +137,7 @@ class TaskSimulation:
                 self.evaluator = task_evaluator(self.task, test_set, config.seed)
                 loss = initial_loss(self.task, self.evaluator, self.train_set)
         self.algorithm = self.config.delayed_algorithm(self.plan)
+        self.has_own_buffers = self.algorithm.lockstep  # whether each worker keeps the model's buffers to itself
         if timing_only and num_parameters is not None:
             self.num_parameters = num_parameters
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
@@ -237,7 +238,7 @@ class TaskSimulation:
         random_states = RandomStates()
         is_plain = config.optimizer == "sgd" and not config.momentum
         declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
-        has_own = self._own_buffers() and self.model is not None and any(True for _ in self.model.buffers())
+        has_own = self.has_own_buffers and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), config.workers) if has_own else None
         if buffers is not None:
             self.record.before_evaluation = lambda: buffers.enter(machine.shared.model_ids()[0])
@@ -308,10 +309,6 @@ class TaskSimulation:
 
     def _replica(self, claims: Any, *task: Any, **base: Any) -> SimulatedReplica:
         return SimulatedReplica(*task, **base)
-
-    def _own_buffers(self) -> bool:
-        """Whether each worker keeps the model's buffers to itself."""
-        return self.algorithm.lockstep
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
         self.machine.start(ports.worker_id, work)

@@ -20,6 +20,7 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
         TaskSimulation.__init__(self, run.config, run.cluster, evaluates=False)
+        self.has_own_buffers = True
         Repetition.__init__(self, run, version, shards, **named)
         before, now = run.part.result.get("inputs") or {}, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
@@ -59,9 +60,6 @@ class TaskReplay(Repetition, TaskSimulation):
         if self._turns is None and self._averages is None and not self._exchanges:
             return super()._claims(plan, ports, claim_batch, taken)
         return RecordedClaims(plan, self._rows((ports.worker_id, ports.incarnation)))
-
-    def _own_buffers(self) -> bool:
-        return True
 
     def _replica(self, claims: Any, *task: Any, **base: Any) -> RecordedReplica:
         worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
