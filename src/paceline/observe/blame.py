@@ -109,7 +109,8 @@ def blame(run: RunData) -> Blame | None:
     sums_s = path.took_s.sum(axis=0) if path is not None else np.zeros(0)
     cause = _cause(steps, path, steps.released_s - event_s, waits_for)
     if path is None and (slow := _slow_exchanges(steps)) is not None:  # which take no worker's time
-        cause = max((one for one in (cause, slow) if one is not None), key=lambda one: one.own_s - (one.others_s or 0.0))
+        causes = [one for one in (cause, slow) if one is not None]
+        cause = max(causes, key=lambda one: one.own_s - (one.others_s or 0.0))
     return Blame(
         waits_for=waits_for,
         shares=tuple(_share(steps, blocker, event_s, path, worker) for worker in workers),

@@ -221,7 +221,10 @@ def _about(newest: Path) -> dict[str, Any]:
 
 def _are_groups(groups: Any) -> bool:
     return isinstance(groups, dict) and all(
-        bits.isdecimal() and isinstance(count, list) and len(count) == 2 and all(checkpoint.is_count(n, 2**64) for n in count)
+        bits.isdecimal()
+        and isinstance(count, list)
+        and len(count) == 2
+        and all(checkpoint.is_count(n, 2**64) for n in count)
         for bits, count in groups.items()
     )
 

@@ -76,9 +76,7 @@ class AverageOrder(StepOrder):
         on_applied: called with the version of each of the worker's updates, before it averages again.
     """
 
-    def __init__(
-        self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]
-    ) -> None:
+    def __init__(self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]) -> None:
         super().__init__(on_applied)
         self._averages, self.process, self.shared = averages, process, shared
         self._halves = averages.halves[process]

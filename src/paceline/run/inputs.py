@@ -35,7 +35,7 @@ def inputs_of(task: str, train_set: Dataset[Any]) -> dict[str, Any]:
 
 
 def source_of(what: str | Callable[[], Any]) -> Path | None:
-    """The file of a task, or that which defines a function or from which `paceline launch` has loaded it; None: it has none."""
+    """The file of a task, or that which defines a function or from which `paceline launch` has loaded it; None: no file."""
     while isinstance(what, partial):
         what = what.func
     try:

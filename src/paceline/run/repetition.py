@@ -259,7 +259,8 @@ class Repetition(ABC):
         if self._not_kept.get(owner) != version:
             return
         shared, x = self.machine.shared, self.binding.zeros()
-        if process is not None and self.algorithm.needs.kind == "replicated":  # others may not have made this update yet
+        if process is not None and self.algorithm.needs.kind == "replicated":
+            # Others may not have made this update yet.
             shared.model(process[0], x)
         else:
             shared.snapshot(x)

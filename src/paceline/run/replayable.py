@@ -52,8 +52,8 @@ class Resumption:
             return cls()
         match run.result["resumed"]:
             case {"checkpoint": str(path), "events": dict(events), "version": int(version), "versions": dict(versions)}:
-                numbers = [*events.values(), *versions.values()]
-                if path and all(isinstance(one, int) for one in numbers) and all(map(str.isdecimal, (*events, *versions))):
+                are_numbers = all(isinstance(one, int) for one in (*events.values(), *versions.values()))
+                if path and are_numbers and all(map(str.isdecimal, (*events, *versions))):
                     by_worker = ({int(worker): one for worker, one in each.items()} for each in (events, versions))
                     return cls(path, next(by_worker), version, next(by_worker))
         raise UsageError(f"The run's result.json is damaged: its resumed is {run.result['resumed']!r}.")

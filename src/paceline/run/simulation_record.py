@@ -174,8 +174,8 @@ class SimulationRecord(RunRecord):
         """Missing records of workers that died after a round had their gradient: at most one each."""
         if not (self._algorithm.survivors_continue and self._algorithm.together):
             return 0
-        ends = self._machine.shared.ends
-        return self._unrecorded_of_replaced + self.lacking(records, [(one, ends[one]) for one in self._machine.lives.lost])
+        ends = [(worker, self._machine.shared.ends[worker]) for worker in self._machine.lives.lost]
+        return self._unrecorded_of_replaced + self.lacking(records, ends)
 
 
 class _Records:

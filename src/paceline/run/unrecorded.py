@@ -29,7 +29,8 @@ def with_unrecorded(run: RunData) -> tuple[RunData, str]:
     order = dict(run.order)
     for worker in {*lost} & order.keys() if len(run.result["shards"]) > 1 else ():
         own = order[worker]
-        num_steps = np.bincount(run.records[worker]["incarnation"], minlength=int(own["incarnation"].max(initial=0)) + 1)
+        least = 1 + int(own["incarnation"].max(initial=0))
+        num_steps = np.bincount(run.records[worker]["incarnation"], minlength=least)
         order[worker] = own[own["moment"] <= num_steps[own["incarnation"]] + 1]
     run = dataclasses.replace(run, order=order)
     held = {one.get("held") for one in run.result["shards"]}
