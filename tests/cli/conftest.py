@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from paceline.data.plan import partition_registry
 from paceline.memory.placement import placement_registry
-from paceline.records.run_data import write_text
 from paceline.specs.registry import Registry
 
 
@@ -131,7 +130,7 @@ def training(monkeypatch, tmp_path):
     module("paceline.run.train", train=train)
     module("paceline.run.config", TrainConfig=TrainConfig)
     module("paceline.algorithms", registry=ALGORITHMS)
-    module("paceline.records.run_data", RunData=RunData, write_text=write_text)  # tables of others import it
+    module("paceline.records.run_data", RunData=RunData)
     module("paceline.observe.progress", LiveTable=Live)
     module(
         "paceline.observe.tables",

@@ -9,7 +9,7 @@ import paceline as pl
 from paceline.integrations import sparse_jobs as jobs
 from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData
-from paceline.run.earlier_part import shift_times
+from paceline.records.step_record import shift_times
 from paceline.simulator import Cluster
 from paceline.study.report import write_report
 from paceline.study.runner import run_study

@@ -15,7 +15,8 @@ from paceline.errors import OverrideWarning
 from paceline.model_parallel.graph.program import PlacedProgram
 from paceline.records import checkpoint_files
 from paceline.records.run_data import RunData, write_events
-from paceline.run.earlier_part import EarlierPart, shift_times
+from paceline.records.step_record import shift_times
+from paceline.run.earlier_part import EarlierPart
 from rewritten import rewrite, rewrite_json, write_checked
 
 CONFIG = {"workers": 2, "backend": "threads", "batch_size": 32}

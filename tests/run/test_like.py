@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import paceline as pl
 from paceline.cli.app import app
-from paceline.run.earlier_part import shift_times
+from paceline.records.step_record import shift_times
 from paceline.run.measured_cluster import recorded_conditions
 from paceline.simulator import Normal
 from run.replay_task import trained, write_task

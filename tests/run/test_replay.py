@@ -128,7 +128,7 @@ def test_a_replacement_begins_with_the_models_own_buffers(tmp_path, task):
     replay.replay()
     replica = replay._replicas[1, 1]
     replica._buffers.enter(1)
-    assert 0 < int(replay.model[1].num_batches_tracked) == len(recorded.processes[1][1])
+    assert 0 < int(replay.model[1].num_batches_tracked) == len(recorded.processes[1, 1])
 
 
 def test_a_checkpoint_is_named_as_its_folder(tmp_path, task):
@@ -198,8 +198,8 @@ def test_checkpoints_of_diverged_runs_are_compared(locked, monkeypatch, mine, th
     checkpoint = checkpoint_files.newest(locked / "checkpoint")
     parameters = checkpoint_contents.load_parameters(checkpoint)
     simulation = TaskReplay(recorded, parameters.version)
-    simulation.kept = parameters.x.clone()
-    simulation.kept[3], parameters.x[3] = mine, theirs
+    simulation.kept[None] = parameters.x.clone()
+    simulation.kept[None][3], parameters.x[3] = mine, theirs
     monkeypatch.setattr(checkpoint_contents, "load_parameters", lambda _: parameters)
     if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
         assert simulation.compare_with(checkpoint)

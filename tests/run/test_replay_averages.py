@@ -6,7 +6,7 @@ import torch
 
 import paceline as pl
 from paceline.optim.flat import FlatBinding
-from paceline.run.gossip_order import Averages
+from paceline.run.gossip_order import AverageOrder
 from paceline.tasks.load import load_task
 from run.replay_task import TASK, check_noticed, rewrite, simulated, trained, write_task
 
@@ -110,14 +110,14 @@ def test_an_average_takes_16_bytes(averaged):
 
 def trajectory(recorded, monkeypatch):
     """Every worker's model at every version, from a replay of the whole run."""
-    models, reached = {}, Averages.reached
+    models, reached = {}, AverageOrder.reached
 
-    def noted(self, process, shared):
-        models[(*process, shared.version)] = shared.x.clone()
-        reached(self, process, shared)
+    def noted(self):
+        models[(*self.process, self.shared.version)] = self.shared.x.clone()
+        reached(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Averages, "reached", noted)
+        patch.setattr(AverageOrder, "reached", noted)
         recorded.replay()
     return models
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -121,23 +121,21 @@ def _show(recorded: RecordedRun, update: Update, *, as_json: bool) -> None:
     console.print(
         f"Update {update.version:,} of {recorded.updates:,}: {recorded.config.task}, {recorded.config.algorithm}"
     )
-    described = [_described(step) for step in update.steps]
-    for one in described:
+    described = []
+    for step in update.steps:
+        samples = step["samples"].tolist() if step["samples"] is not None else None  # a loop may have no sampler
+        one = {**step, "samples": samples, "gradient_norm": float(step["gradient"].norm())}
+        del one["gradient"]
+        described.append(one)
         console.print(
             f"worker {one['worker']}, step {one['step']}: batch {one['batch']}, computed at version {one['read_version']}, "
             f"{one['staleness']} updates late; loss {one['loss']:.6g}, gradient norm {one['gradient_norm']:.4g}",
             soft_wrap=True,
         )
-        if one["samples"] is not None:
-            console.print(f"  samples {', '.join(map(str, one['samples']))}", soft_wrap=True)
+        if samples is not None:
+            console.print(f"  samples {', '.join(map(str, samples))}", soft_wrap=True)
     if as_json:
         print_json({"version": update.version, "steps": described})
-
-
-def _described(step: dict[str, Any]) -> dict[str, Any]:
-    described = {name: value for name, value in step.items() if name != "gradient"}
-    samples = step["samples"].tolist() if step["samples"] is not None else None  # a loop may have no sampler
-    return {**described, "samples": samples, "gradient_norm": float(step["gradient"].norm())}
 
 
 def _save(update: Update, path: Path) -> None:

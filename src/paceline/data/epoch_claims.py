@@ -48,7 +48,7 @@ class LocalEpochClaims(EpochClaims):
         self._counts: Counter[int] = Counter()
         self._agreed: dict[int, Sequence[int]] = {}
 
-    def claim(self, epoch: int) -> int:
+    def claim(self, epoch: int) -> int | None:
         self._counts[epoch] += 1
         return self._counts[epoch] - 1
 

@@ -108,11 +108,14 @@ def blame(run: RunData) -> Blame | None:
     made = {worker: int((own["applied_version"] >= 1).sum()) for worker, own in run.records.items()}
     sums_s = path.took_s.sum(axis=0) if path is not None else np.zeros(0)
     cause = _cause(steps, path, steps.released_s - event_s, waits_for)
+    if path is None and (slow := _slow_exchanges(steps)) is not None:  # which take no worker's time
+        causes = [one for one in (cause, slow) if one is not None]
+        cause = max(causes, key=lambda one: one.own_s - (one.others_s or 0.0))
     return Blame(
         waits_for=waits_for,
         shares=tuple(_share(steps, blocker, event_s, path, worker) for worker in workers),
         path={name: float(one / (sums_s.sum() or 1)) for name, one in zip(ACTIVITIES, sums_s, strict=False)},
-        cause=_longer(cause, _slow_exchanges(steps)) if path is None else cause,
+        cause=cause,
         updates={worker: number / max(1, sum(made.values())) for worker, number in made.items()},
     )
 
@@ -122,13 +125,11 @@ def _share(steps: Steps, blocker: np.ndarray, event_s: np.ndarray, path: Path | 
     total_s = float(steps.rows["ended_s"][own].max() - steps.begun_s[own].min()) or 1.0
     computing, input_s, updating, loop, _ = (steps.took_s[own].sum(axis=0) / total_s).tolist()
     until_s = (event_s - steps.arrived_s)[own]
-    waiting = {
-        other: float(until_s[blocker[own] == other].sum() / total_s) for other in np.unique(blocker[own]).tolist()
-    }
+    waits = ((other, until_s[blocker[own] == other].sum() / total_s) for other in np.unique(blocker[own]).tolist())
     on_path_s = path.took_s[steps.worker[path.step] == worker].sum() if path is not None else 0.0
     return Share(
         worker=worker, computing=computing, input=input_s, updating=updating, loop=loop,
-        waiting_for={other: share for other, share in waiting.items() if share > 0},
+        waiting_for={other: float(share) for other, share in waits if share > 0},
         communicating=float((steps.waited_s[own].sum() - until_s.sum()) / total_s),
         critical=float(on_path_s / (path.took_s.sum() or 1.0)) if path is not None else None,
     )  # fmt: skip
@@ -228,12 +229,6 @@ def _slow_exchanges(steps: Steps) -> Cause | None:
     return found if is_slow else None
 
 
-def _longer(slow: Cause | None, exchanges: Cause | None) -> Cause | None:
-    """A slow worker or a slow pair, which takes no worker's time: the one that exceeds the others by more per step."""
-    found = [one for one in (slow, exchanges) if one is not None]
-    return max(found, key=lambda one: one.own_s - (one.others_s or 0.0), default=None)
-
-
 def slow_link(steps: Steps, times_s: np.ndarray, lost: float = 0.0, *, in_rounds: bool = False) -> Cause | None:
     """The two workers between which steps waited, or exchanged models, clearly longer than between the next two.
 
@@ -282,12 +277,8 @@ def sentence(found: Blame) -> str:
     lost = "" if free else f"; this cost {whole_percent_text(cause.lost)} of the run's time"
     if cause.link is not None:
         others = f", other links {seconds_text(others_s)}" if others_s is not None else ""
-        took = (
-            "Exchanges between workers {} and {} took {}"
-            if free
-            else "The link between workers {} and {} held a step up for {}"
-        )
-        return f"{begin}{took.format(*cause.link, own_s)}{others}{lost}."
+        what, took = ("Exchanges", "took") if free else ("The link", "held a step up for")
+        return f"{begin}{what} between workers {cause.link[0]} and {cause.link[1]} {took} {own_s}{others}{lost}."
     if cause.worker is None:
         return f"{begin}{capital(what)} took {own_s} of a step at all workers{lost}."
     took = f"its {what} took {own_s}" + (f", the others' {seconds_text(others_s)}" if others_s is not None else "")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.observe.drawing import Figure
 from paceline.observe.palette import METHODS, tokens
 from paceline.observe.words import counted, few, number_text, percent_text, seconds_text
-from paceline.records.run_data import write_text
+from paceline.system.files import write_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -81,7 +81,7 @@ def write_page(path: str | Path, template: str, *, title: str, figures: Sequence
 
     colours = {theme: tokens(theme) for theme in METHODS}
     plotly_js = Markup(plotly.offline.get_plotlyjs())
-    write_text(path, markup(template, title=title, figures=figures, colours=colours, plotly=plotly_js, **parts))
+    write_text(Path(path), markup(template, title=title, figures=figures, colours=colours, plotly=plotly_js, **parts))
     return Path(path)
 
 

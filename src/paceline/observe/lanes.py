@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.observe.drawing import Figure, Panels, numbers
+from paceline.observe.drawing import Figure, Panels, axis_name, numbers
 from paceline.observe.palette import ACTIVITY_NAMES
 from paceline.observe.segments import KINDS, segments, steady_start_s, steady_window_s
 from paceline.observe.waits import Steps, waits_of
@@ -90,7 +90,7 @@ def lanes(series: Sequence[Series]) -> Figure | None:
         for at_s in _rounds_s(run, waits, begin_s, begin_s + window_s):
             marked.add("")
             x = (at_s - begin_s) * scale
-            ends = {"x0": x, "x1": x, "y0": -0.5, "y1": len(workers) - 0.5, "yref": f"y{index + 1 if index else ''}"}
+            ends = {"x0": x, "x1": x, "y0": -0.5, "y1": len(workers) - 0.5, "yref": axis_name(index)}
             panels.layout["shapes"].append(
                 {"type": "line", **ends, "line": {"color": "@soft", "width": 1, "dash": "dot"}}
             )
@@ -121,10 +121,8 @@ def _begin_s(run: RunData, window_s: float) -> float:
 
 
 def _within(run: RunData, begin_s: float, end_s: float) -> RunData:
-    records = {
-        worker: own[(own["ended_s"] > begin_s) & (own["started_s"] < end_s)] for worker, own in run.records.items()
-    }
-    return RunData(run.config, run.result, records)
+    is_in = {worker: (own["ended_s"] > begin_s) & (own["started_s"] < end_s) for worker, own in run.records.items()}
+    return RunData(run.config, run.result, {worker: run.records[worker][which] for worker, which in is_in.items()})
 
 
 def _events(run: RunData, workers: Sequence[int]) -> list[tuple[str, float, str]]:
@@ -161,10 +159,9 @@ def _bars(
     bars: dict[str, list[tuple[float, float, str, str]]] = {kind: [] for kind in (*_KINDS, "dropped")}
     for worker, name in zip(workers, lane_names(workers), strict=True):
         lane = segments(run.records[worker])
-        for kind, start, end, row in zip(lane.kind, lane.start_s, lane.end_s, lane.row, strict=True):
+        for kind, start, end, step in zip(lane.kind, lane.start_s, lane.end_s, lane.rows, strict=True):
             low, high = max(start, begin_s) - begin_s, min(end, begin_s + window_s) - begin_s
             if high > low:
-                step = lane.ordered[row]
                 made = int(step["applied_version"])
                 fate = {-1: "dropped", 0: "without a batch"}.get(made, f"made version {made}")
                 shown_as = "dropped" if fate == "dropped" and KINDS[kind] == "gradient" else KINDS[kind]

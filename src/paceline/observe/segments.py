@@ -16,15 +16,13 @@ class Segments:
 
     Args:
         kind: index into `KINDS`.
-        row: index of the record that the interval belongs to, into `ordered`.
-        ordered: the worker's records by the time they started.
+        rows: the record that each interval belongs to.
     """
 
     kind: np.ndarray
     start_s: np.ndarray
     end_s: np.ndarray
-    row: np.ndarray
-    ordered: np.ndarray
+    rows: np.ndarray
 
 
 def segments(records: np.ndarray) -> Segments:
@@ -62,9 +60,8 @@ def segments(records: np.ndarray) -> Segments:
     start_s = np.stack([start for _, start, _ in pieces], axis=1).ravel()
     end_s = np.stack([end for _, _, end in pieces], axis=1).ravel()
     start_s[1:] = np.maximum(start_s[1:], np.maximum.accumulate(end_s)[:-1])  # rounding: an ulp of overlap
-    row = np.repeat(np.arange(len(ordered)), len(pieces))
     kept = end_s > start_s
-    return Segments(kind[kept], start_s[kept], end_s[kept], row[kept], ordered)
+    return Segments(kind[kept], start_s[kept], end_s[kept], np.repeat(ordered, len(pieces))[kept])
 
 
 def steady_start_s(records: Mapping[int, np.ndarray]) -> float:
@@ -86,13 +83,8 @@ def steady_window_s(runs: Sequence[Mapping[int, np.ndarray]], steps: int) -> flo
 
     Up to three times longer to show two steps of the slowest worker.
     """
-    medians_s = [_median(own["ended_s"] - own["started_s"]) for records in runs for own in records.values() if len(own)]
+    times_s = (own["ended_s"] - own["started_s"] for records in runs for own in records.values() if len(own))
+    medians_s = [float(np.median(one)) for one in times_s]
     if not medians_s:
         return 0.0
     return min(max(steps * min(medians_s), 2.5 * max(medians_s)), 3 * steps * min(medians_s))
-
-
-def _median(values: np.ndarray) -> float:
-    """Like `np.median`, in a fifth of its time: there may be thousands of workers."""
-    ordered = np.sort(values)
-    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

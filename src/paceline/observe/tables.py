@@ -156,10 +156,9 @@ def comparison_table(results: _Results) -> table.Table:
 
 def _deepest_fraction(results: _Results) -> str | None:
     """The smallest fraction of the initial loss that a run without failure reached."""
-    for fraction in sorted(FRACTIONS, key=float):
-        if any(figure(result, "time_to_fraction_s", fraction) is not None for result in results if not failed(result)):
-            return fraction
-    return None
+    well = [result for result in results if not failed(result)]
+    reached = (one for one in FRACTIONS if any(figure(run, "time_to_fraction_s", one) is not None for run in well))
+    return min(reached, key=float, default=None)
 
 
 def result_table(result: Mapping[str, Any]) -> table.Table:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from paceline.observe.segments import KINDS, segments
-from paceline.records.run_data import RunData, write_text
+from paceline.records.run_data import RunData
+from paceline.system.files import write_text
 
 _MOST_STEPS, _MOST_STEPS_IN_ALL = 10_000, 50_000
 _MOST_WORKERS = 256  # no viewer shows thousands of lanes
@@ -48,7 +49,7 @@ def write_trace(run: RunData, path: str | Path) -> Path:
         if run.result.get("batch_sizes"):
             sizes = kept[np.flatnonzero(np.diff(kept["samples"], prepend=-1))]
             name = f"batch size, worker {worker_id} (samples)"
-            events.extend(_counter(name, sizes["started_s"], samples=sizes["samples"]))
+            events.extend(_counter(name, sizes["started_s"], "samples", sizes["samples"]))
     other: dict[str, Any] = {
         "what": "Paceline run",
         "placement": "A step's record knows how long it waited and applied, not when: waiting is drawn right after the "
@@ -61,7 +62,7 @@ def write_trace(run: RunData, path: str | Path) -> Path:
     if len(run.records) > len(shown):
         other["omitted_workers"] = f"the last {len(run.records) - len(shown)} of {len(run.records)}"
     trace = {"displayTimeUnit": "ms", "otherData": other, "traceEvents": [{"pid": 1, **event} for event in events]}
-    write_text(path, json.dumps(trace) + "\n")
+    write_text(Path(path), json.dumps(trace) + "\n")
     return Path(path)
 
 
@@ -78,9 +79,8 @@ def _metadata(name: str, thread_id: int, value: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": name, "tid": thread_id, "args": {key: value}}
 
 
-def _counter(name: str, times_s: np.ndarray, **values: np.ndarray) -> Iterator[dict[str, Any]]:
-    ((key, column),) = values.items()
-    for time, value in zip(_us(times_s), column.tolist(), strict=True):
+def _counter(name: str, times_s: np.ndarray, key: str, values: np.ndarray) -> Iterator[dict[str, Any]]:
+    for time, value in zip(_us(times_s), values.tolist(), strict=True):
         yield {"ph": "C", "name": name, "ts": time, "args": {key: value}}
 
 
@@ -94,7 +94,7 @@ def _slices(records: np.ndarray) -> Iterator[dict[str, Any]]:
     start_ns = np.rint(lane.start_s * 1e9)
     durations = _us((np.rint(lane.end_s * 1e9) - start_ns) / 1e9)
     names = ["step", "batch", "read_version", "applied_version"]
-    rows = lane.ordered[names][lane.row].tolist()
+    rows = lane.rows[names].tolist()
     for kind, start, duration, row in zip(lane.kind.tolist(), _us(start_ns / 1e9), durations, rows, strict=True):
         name = KINDS[kind]
         yield {
@@ -113,6 +113,6 @@ def _dropped(records: np.ndarray) -> Iterator[dict[str, Any]]:
 def _counters(worker_id: int, records: np.ndarray) -> Iterator[dict[str, Any]]:
     rows = records[records["applied_version"] >= 1]
     staleness = rows["applied_version"] - 1 - rows["read_version"]
-    yield from _counter(f"staleness, worker {worker_id} (updates)", rows["ended_s"], staleness=staleness)
+    yield from _counter(f"staleness, worker {worker_id} (updates)", rows["ended_s"], "staleness", staleness)
     known = rows[np.isfinite(rows["loss"])]
-    yield from _counter(f"loss, worker {worker_id}", known["ended_s"], loss=known["loss"])
+    yield from _counter(f"loss, worker {worker_id}", known["ended_s"], "loss", known["loss"])

@@ -161,11 +161,8 @@ def critical_path(steps: Steps, blocker: np.ndarray, since_s: np.ndarray) -> Pat
     rows = steps.rows
     ended_s = rows["ended_s"].tolist()
     begun_s, arrived_s, released_s = steps.begun_s.tolist(), steps.arrived_s.tolist(), steps.released_s.tolist()
-    started_s, gradient_s, worker = (
-        rows["started_s"].tolist(),
-        rows["gradient_started_s"].tolist(),
-        steps.worker.tolist(),
-    )
+    started_s, gradient_s = rows["started_s"].tolist(), rows["gradient_started_s"].tolist()
+    worker = steps.worker.tolist()
     took, blocks, events_s = steps.took_s.tolist(), blocker.tolist(), since_s.tolist()
     first = {one: int(np.searchsorted(steps.worker, one)) for one in np.unique(steps.worker).tolist()}
     ends = {one: rows["ended_s"][steps.worker == one] for one in first}

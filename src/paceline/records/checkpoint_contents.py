@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,7 @@ from paceline.system import tensor_files
 from paceline.system.saved_state import check_fits, fits
 from paceline.system.torch_random import cuda_state, torch_state
 
-_OF_WORKERS = {
-    "optimizer", "taken", "random", "random on the GPU", "x", "version", "updates", "program", "left", "batch sizes", "frozen",
-}  # fmt: skip
+Checks = dict[str, Callable[[Any], bool]]
 _MOST = 2**53  # batches and versions; beyond it, files may lose digits
 
 
@@ -111,15 +110,14 @@ def load_parameters(checkpoint: Path) -> Parameters:
     """Reads the shared part; if servers hold the vector, takes it and its version from their parts, to match their state."""
     state = load_part(checkpoint, PARAMETERS)
     assert state is not None  # every complete checkpoint has it
-    is_sound = (
-        state.keys() == {"x", "version", "next_batch", "buffers", "division"}
-        and isinstance(state["division"], str)
-        and _is_vector(state["x"])
-        and _is_count(state["version"])
-        and _is_count(state["next_batch"], most=int(checkpoint.name))
-        and _are_tensors(state["buffers"])
-    )
-    if not is_sound:
+    checks: Checks = {
+        "x": _is_vector,
+        "version": is_count,
+        "next_batch": partial(is_count, most=int(checkpoint.name)),
+        "buffers": _are_tensors,
+        "division": lambda one: isinstance(one, str),
+    }
+    if not has_entries(state, checks):
         raise _unsound(checkpoint, PARAMETERS)
     parameters = Parameters(**state)
     states = _server_states(checkpoint)
@@ -204,18 +202,8 @@ def _server_states(checkpoint: Path) -> list[dict[str, Any]]:
     states, names = [], parts(checkpoint, "server-")
     for name in names:
         state = load_part(checkpoint, name)
-        is_sound = (
-            state is not None
-            and state.keys() == {"range", "x", "version", "rule"}
-            and _is_vector(state["x"])
-            and _is_count(state["version"])
-            and isinstance(state["range"], list | tuple)
-            and len(state["range"]) == 2
-            and all(_is_count(end) for end in state["range"])
-            and state["range"][1] - state["range"][0] == len(state["x"])
-            and _are_tensors(state["rule"])
-        )
-        if not is_sound:
+        checks: Checks = {"range": _is_range, "x": _is_vector, "version": is_count, "rule": _are_tensors}
+        if state is None or not has_entries(state, checks) or state["range"][1] - state["range"][0] != len(state["x"]):
             raise _unsound(checkpoint, name)
         states.append(state)
     states.sort(key=lambda state: state["range"])
@@ -231,32 +219,18 @@ def _load_worker(checkpoint: Path, worker_id: int) -> dict[str, Any] | None:
     state = load_part(checkpoint, name)
     if state is None:
         return None
-    optimizer, random = state.get("optimizer"), state.get("random")
-    is_sound = (
-        state.keys() <= _OF_WORKERS
-        and len(state.keys() & {"x", "version", "updates"}) in (0, 3)
-        and isinstance(optimizer, dict)
-        and isinstance(optimizer.get("state"), dict)
-        and isinstance(optimizer.get("param_groups"), list)
-        and optimizer["param_groups"]
-        and all(isinstance(one, dict) and isinstance(one.get("params"), list) for one in optimizer["param_groups"])
-        and _is_count(state.get("taken"))
-        and isinstance(random, torch.Tensor)
-        and random.dtype == torch.uint8
-        and random.shape == torch_state().shape
-        and (
-            "x" not in state
-            or (_is_vector(state["x"]) and _is_count(state.get("version")) and _is_count(state.get("updates")))
-        )
-        and isinstance(state.get("program", {}), dict)
-        and isinstance(state.get("frozen", {}), dict)
-        and isinstance(left := state.get("left", [0]), list)
-        and left
-        and all(map(_is_count, left))
-        and isinstance(sizes := state.get("batch sizes", []), list)
-        and all(isinstance(one, list) and len(one) > 2 and all(map(_is_count, one)) for one in sizes)
-    )
-    if not is_sound:
+    own_model: Checks = {"x": _is_vector, "version": is_count, "updates": is_count}
+    optional: Checks = {
+        "random on the GPU": lambda one: True,
+        "program": lambda one: isinstance(one, dict),
+        "frozen": lambda one: isinstance(one, dict),
+        "left": _are_counts,
+        "batch sizes": lambda one: isinstance(one, list) and all(_are_counts(sizes, least=3) for sizes in one),
+    }
+    checks: Checks = {"optimizer": _is_optimizer, "taken": is_count, "random": lambda one: fits(one, torch_state())}
+    if state.keys() & own_model.keys():
+        checks |= own_model
+    if not has_entries(state, checks, optional):
         raise _unsound(checkpoint, name)
     return state
 
@@ -385,12 +359,34 @@ def _is_vector(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 1 and value.is_floating_point()
 
 
-def _is_count(value: Any, most: int = _MOST) -> bool:
+def is_count(value: Any, most: int = _MOST) -> bool:
+    """Whether it is a number of batches, updates and so on."""
     return type(value) is int and 0 <= value <= most
+
+
+def _are_counts(value: Any, least: int = 1) -> bool:
+    return isinstance(value, list) and len(value) >= least and all(map(is_count, value))
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(is_count, value))
+
+
+def _is_optimizer(value: Any) -> bool:
+    match value:
+        case {"state": dict(), "param_groups": list(groups)}:
+            return bool(groups) and all(isinstance(one, dict) and isinstance(one.get("params"), list) for one in groups)
+    return False
 
 
 def _are_tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def has_entries(state: dict[str, Any], checks: Checks, optional: Checks | None = None) -> bool:
+    """Whether it has these entries, no others, and each passes its check."""
+    known = checks | (optional or {})
+    return checks.keys() <= state.keys() <= known.keys() and all(known[name](one) for name, one in state.items())
 
 
 def _unsound(checkpoint: Path, name: str) -> UsageError:

@@ -181,7 +181,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
             f"The checkpoint {checkpoint} has no checksums: an earlier version of Paceline wrote it, or it is damaged;"
             f" {_remedy(checkpoint)}."
         )
-    if digest != files.checksum_of(content) or not _is_description(content, _number_of(checkpoint)):
+    if digest != files.checksum_of(content) or not _is_description(content, int(checkpoint.name)):
         raise UsageError(f"{path} is damaged; {_remedy(checkpoint)}.")
     return content
 
@@ -237,18 +237,14 @@ def _digest_of(path: Path, *identity: int) -> str:
 
 def _remedy(checkpoint: Path) -> str:
     """The advice to resume from an older undamaged checkpoint, if there is one; else to start again."""
-    folder, own = checkpoint.parent, _number_of(checkpoint)
+    folder = checkpoint.parent
     for number in reversed(numbers(folder)):
         older = folder / str(number)
-        if number < own and is_complete(folder, number):
+        if number < int(checkpoint.name) and is_complete(folder, number):
             with contextlib.suppress(UsageError):
                 check(older)
                 return f"an older one, {older}, is whole: remove {checkpoint} to resume from there"
     return "start the run again without it"
-
-
-def _number_of(checkpoint: Path) -> int:
-    return int(checkpoint.name)
 
 
 def _names(workers: list[int], num_servers: int) -> list[str]:

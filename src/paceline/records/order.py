@@ -25,8 +25,8 @@ from paceline.records.step_record import RowFormat
 from paceline.system import files
 from paceline.system.plain_files import read_npz
 
+Process = tuple[int, int]  # a worker and its incarnation
 ORDER_FILE = "order.npz"
-
 NONE = 2**32 - 1  # in place of a version
 ORDER_DTYPE = np.dtype(
     [
@@ -53,19 +53,6 @@ class OrderWriter:
         self.append(
             moment & NONE, at & NONE, of & NONE, peer & 0xFFFF, self.incarnation & 0xFF, peer_incarnation & 0xFF
         )
-
-
-class PackedOrder:
-    """Rows in memory, packed."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def append(self, *fields: int) -> None:
-        self._data += ORDER.struct.pack(*fields)
-
-    def array(self) -> np.ndarray:
-        return np.frombuffer(bytes(self._data), ORDER_DTYPE)
 
 
 def save_order(path: Path, order: Mapping[int, np.ndarray]) -> None:
@@ -95,6 +82,13 @@ def read_order(path: Path) -> dict[int, np.ndarray]:
     return {int(name): rows for name, rows in arrays.items()}
 
 
+def order_of(order: Mapping[int, np.ndarray], process: Process) -> np.ndarray:
+    """The rows of one process, of those of all workers."""
+    worker, incarnation = process
+    rows = order.get(worker, np.empty(0, ORDER_DTYPE))
+    return rows[rows["incarnation"] == incarnation]
+
+
 class Exchange(NamedTuple):
     """One request of a worker, as one shard answered it."""
 
@@ -110,17 +104,3 @@ def exchanges_of(rows: np.ndarray) -> list[Exchange]:
     applied, late = rows["applied_version"].tolist(), rows["gradient_version"].tolist()
     after = [at if of < 0 else read for of, at, read in zip(applied, late, [*reads[1:], None], strict=True)]
     return [Exchange(reads[0], 0), *(Exchange(at, max(of, 0)) for at, of in zip(after, applied, strict=True))]
-
-
-def recorded_exchanges(order: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
-    """By shard, a process's exchanges from the rows of its order; None: some are missing."""
-    if len(order) % num_shards:
-        return None
-    rows = order.reshape(-1, num_shards)
-    in_order = np.arange(1, len(rows) + 1)[:, None] == rows["moment"]
-    if not in_order.all() or (rows["peer"] != np.arange(num_shards)).any():
-        return None
-    return [
-        [Exchange(at, 0 if of == NONE else of) for at, of in own[["at", "of"]].tolist()]
-        for own in (rows[:, shard] for shard in range(num_shards))
-    ]

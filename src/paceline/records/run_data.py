@@ -230,9 +230,8 @@ def _lines(records: np.ndarray) -> Iterator[str]:
         if name in left_out:
             continue
         values = np.ascontiguousarray(records[name])
-        distinct, of_each = np.unique(
-            values.view(np.int64), return_inverse=True
-        )  # by bits: NaNs are equal, zeros differ
+        bits = values.view(np.int64)  # NaNs are equal, zeros differ
+        distinct, of_each = np.unique(bits, return_inverse=True)
         if len(distinct) == 1:
             parts.append(f'"{name}": {_texts(values[:1])[0]}')
             continue
@@ -327,12 +326,7 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically; NaN and infinities become null, NumPy values become Python's."""
-    write_text(path, json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically: a reader sees the old file or the new one, never a part."""
-    files.write_text(Path(path), text)
+    files.write_text(Path(path), json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def _plain(value: Any) -> Any:

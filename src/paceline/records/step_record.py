@@ -41,7 +41,6 @@ _FLOATS = (
     "loss",  # mean loss of the batch at the parameters read; NaN if the loop did not report it
 )
 RECORD_DTYPE = np.dtype([(name, "<i8") for name in _INTEGERS] + [(name, "<f8") for name in _FLOATS])
-RECORD_STRUCT = struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d")
 
 
 class RowFormat(NamedTuple):
@@ -51,11 +50,11 @@ class RowFormat(NamedTuple):
     struct: struct.Struct
 
 
-STEPS = RowFormat(RECORD_DTYPE, RECORD_STRUCT)
+STEPS = RowFormat(RECORD_DTYPE, struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d"))
 #: Fields that only runs with a codec, or with messages, have: files of events leave them out if all are 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
 PARTNER = ("partner", "partner_s")
-assert RECORD_STRUCT.size == RECORD_DTYPE.itemsize == 200
+assert STEPS.struct.size == RECORD_DTYPE.itemsize == 200
 
 
 def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int, np.ndarray]:
@@ -70,6 +69,27 @@ def without_waiting(records: Mapping[int, np.ndarray], version: int) -> dict[int
     return found
 
 
+_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
+
+
+def shift_times(records: np.ndarray, by_s: float) -> None:
+    """Moves a worker's records in time, in place."""
+    for column in _TIMES:
+        records[column] += by_s
+
+
+def begin_at_zero(records: Mapping[int, np.ndarray]) -> None:
+    """Moves all workers' records in time, in place, so that the first step begins at 0."""
+    begun_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
+    for rows in records.values():
+        shift_times(rows, -begun_s)
+
+
+def last_s(records: Mapping[int, np.ndarray]) -> float:
+    """When the last step ended: the run's duration."""
+    return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+
+
 class Recorder(Protocol):
     """Where the record of a step goes."""
 
@@ -78,14 +98,14 @@ class Recorder(Protocol):
 
 
 class PackedRecords:
-    """Records in memory, packed: millions of tuples would keep the garbage collector busy."""
+    """Rows in memory, packed: millions of tuples would keep the garbage collector busy."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
+    def __init__(self, rows: RowFormat = STEPS) -> None:
+        self._rows, self._data = rows, bytearray()
 
     def append(self, *fields: float) -> None:
-        """Takes one record, its fields in the order of `RECORD_DTYPE`."""
-        self._data += RECORD_STRUCT.pack(*fields)
+        """Takes one row, its fields in the order of its format."""
+        self._data += self._rows.struct.pack(*fields)
 
     def array(self) -> np.ndarray:
-        return np.frombuffer(bytes(self._data), RECORD_DTYPE)
+        return np.frombuffer(bytes(self._data), self._rows.dtype)

@@ -8,13 +8,14 @@ that order is the mean of the last 100 losses up to it, fewer at the beginning; 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.step_record import RECORD_DTYPE, begin_at_zero, last_s
 
 FRACTIONS = ("0.75", "0.5", "0.25", "0.1", "0.05", "0.025")
 WINDOW = 100
@@ -200,10 +201,8 @@ def repeated_batches(records: Mapping[int, np.ndarray]) -> int:
 
 
 def _concatenate(records: Mapping[int, np.ndarray]) -> np.ndarray:
-    arrays = [records[worker_id] for worker_id in sorted(records)]
-    return (
-        np.concatenate(arrays, dtype=RECORD_DTYPE) if arrays else np.empty(0, RECORD_DTYPE)
-    )  # NumPy is slow to find it
+    arrays = [*(records[worker_id] for worker_id in sorted(records)), np.empty(0, RECORD_DTYPE)]
+    return np.concatenate(arrays, dtype=RECORD_DTYPE)  # NumPy is slow to find it
 
 
 def _first(reached: np.ndarray) -> int | None:
@@ -241,8 +240,7 @@ def _time_to_fractions(curve: LossCurve, initial_loss: float | None) -> dict[str
 def _gradients_per_update(applied: np.ndarray) -> dict[str, int]:
     """Number of updates, by how many gradients an update applied."""
     _, sizes = np.unique(applied["applied_version"][applied["samples"] > 0], return_counts=True)
-    numbers, counts = np.unique(sizes, return_counts=True)
-    return {str(number): count for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)}
+    return {str(number): count for number, count in sorted(Counter(sizes.tolist()).items())}
 
 
 def _staleness(applied: np.ndarray) -> dict[str, Any]:
@@ -279,10 +277,7 @@ def _bits_per_element(rows: np.ndarray) -> float | None:
 
 
 def _last(evaluations: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    for evaluation in reversed(evaluations):
-        if evaluation.get(key) is not None:
-            return _finite(float(evaluation[key]))
-    return None
+    return next((_finite(float(one[key])) for one in reversed(evaluations) if one.get(key) is not None), None)
 
 
 def _finite(value: float) -> float | None:
@@ -291,11 +286,7 @@ def _finite(value: float) -> float | None:
 
 def own_figures(records: np.ndarray, unresolved_exchanges: int, *, gossip: bool) -> dict[str, Any]:
     """The figures of a worker's own records, on the time of its first step, as `result.json` names them."""
-    records = records.copy()
-    if len(records):
-        start_s = float(records["started_s"].min())
-        for column in ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s"):
-            records[column] -= start_s
-    wall_s = float(records["ended_s"].max()) if len(records) else 0.0
-    figures = summarize({0: records}, num_workers=1, wall_s=wall_s, gossip=gossip)
+    own = {0: records.copy()}
+    begin_at_zero(own)
+    figures = summarize(own, num_workers=1, wall_s=last_s(own), gossip=gossip)
     return {**figures, "unresolved_exchanges": unresolved_exchanges}

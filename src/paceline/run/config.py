@@ -153,16 +153,10 @@ class TrainConfig:
 
     def about_task(self, algorithm: Algorithm) -> dict[str, Any]:
         """The first entries of a task's result, for the algorithm with its delay."""
-        delay = (
-            {}
-            if self.inject_staleness is None
-            else {
-                "inject_staleness": self.inject_staleness,
-                "staleness_ramp_epochs": self.staleness_ramp_epochs,
-                "algorithm_with_delay": registry.spec(algorithm),
-            }
-        )
-        return self.identity() | delay | about_evaluated(algorithm)
+        delay = {name: getattr(self, name) for name in ("inject_staleness", "staleness_ramp_epochs")}
+        delay["algorithm_with_delay"] = registry.spec(algorithm)
+        is_delayed = self.inject_staleness is not None
+        return self.identity() | (delay if is_delayed else {}) | about_evaluated(algorithm)
 
     def plan(self, train_set: Dataset[Any]) -> BatchPlan:
         """Which worker trains on which samples of the training set; call `resolved` before."""

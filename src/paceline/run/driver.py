@@ -108,7 +108,7 @@ class Driver:
                 raise UsageError(supervisor.outcome.reason)
             if loop.task is None and not self._has_begun:  # there is no run yet: leave its folder unchanged
                 _raise_crash(supervisor)
-            if supervisor.arena is None and supervisor.all_returned:
+            if supervisor.arena is None and all(one.ended and one.failure is None for one in supervisor.workers):
                 raise UsageError(f"{loop.config.task} never called paceline.attach, so its workers shared nothing.")
             return self._finish(resumption)
 

@@ -23,16 +23,11 @@ from paceline.records import checkpoint_contents as checkpoint
 from paceline.records import checkpoint_files
 from paceline.records.event_counts import Groups, num_missing, versions_of
 from paceline.records.run_data import RunData, check_records, save_events, write_config
-from paceline.records.step_record import RECORD_DTYPE
+from paceline.records.step_record import RECORD_DTYPE, shift_times
 from paceline.records.summary import unrecorded
 from paceline.run.spool import read_spool
 from paceline.system import files
 
-_TIMES = ("started_s", "gradient_started_s", "gradient_ended_s", "ended_s")
-_ABOUT = {
-    "number", "workers", "sha256", "run_id", "waits", "events", "records_lost", "samples", "elapsed_s", "started_s",
-    "initial_loss", "batches_missed", "since", "algorithm",
-}  # fmt: skip
 _SPOOL = re.compile(r"events-(0|[1-9]\d{0,8})\.bin", re.ASCII)
 _ONE_EVENT_EACH = ("racing", "locked", "slots")  # kinds of memory in which each update has one gradient
 
@@ -187,12 +182,6 @@ def forget(folder: Path, earlier: EarlierPart) -> None:
         shutil.rmtree(folder / "checkpoint", ignore_errors=True)  # what workers wrote as the run ended
 
 
-def shift_times(records: np.ndarray, by_s: float) -> None:
-    """Moves a worker's records in time, in place."""
-    for column in _TIMES:
-        records[column] += by_s
-
-
 def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
     while isinstance(rule, Delayed):
         rule = rule.rule
@@ -201,36 +190,28 @@ def _innermost(rule: ApplyRule | None) -> ApplyRule | None:
 
 def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
     named = config.get("algorithm")
-    if named is None:
-        return None
+    if not isinstance(named, str | None):
+        raise UsageError(f"{path} names an unknown algorithm: {named!r} is none")
     try:
-        return algorithm_named(named) if isinstance(named, str) else _refuse(f"{named!r} is none")
+        return algorithm_named(named) if named is not None else None
     except UsageError as error:
         raise UsageError(f"{path} names an unknown algorithm: {error}") from error
-
-
-def _refuse(why: str) -> Any:
-    raise UsageError(why)
 
 
 def _about(newest: Path) -> dict[str, Any]:
     """The checkpoint's description of the run so far."""
     about = checkpoint_files.describe(newest)
-    loss, events = about.get("initial_loss"), about.get("events")
-    is_sound = (
-        about.keys() == _ABOUT
-        and all(_is_count(about.get(name)) for name in ("samples", "batches_missed", "records_lost", "since"))
-        and _is_finite(about.get("elapsed_s"))
-        and about["elapsed_s"] >= 0
-        and _is_finite(about.get("started_s"))
-        and isinstance(about.get("run_id"), str)
-        and isinstance(about.get("algorithm"), str)
-        and isinstance(about.get("waits"), bool)
-        and isinstance(events, dict)
-        and all(worker.isdecimal() and _are_groups(groups) for worker, groups in events.items())
-        and (loss is None or isinstance(loss, int | float))
-    )
-    if not is_sound:
+    checks: checkpoint.Checks = {
+        **dict.fromkeys(("number", "workers", "sha256"), lambda one: True),  # `describe` has checked them
+        **dict.fromkeys(("samples", "batches_missed", "records_lost", "since"), checkpoint.is_count),
+        **dict.fromkeys(("run_id", "algorithm"), lambda one: isinstance(one, str)),
+        "elapsed_s": lambda one: _is_finite(one) and one >= 0,
+        "started_s": _is_finite,
+        "waits": lambda one: isinstance(one, bool),
+        "events": lambda one: isinstance(one, dict) and all(w.isdecimal() and _are_groups(g) for w, g in one.items()),
+        "initial_loss": lambda one: one is None or isinstance(one, int | float),
+    }
+    if not checkpoint.has_entries(about, checks):
         raise UsageError(
             f"{newest / 'complete.json'} lacks an entry that resuming needs, or has an impossible value: start the "
             "run again without it."
@@ -240,13 +221,12 @@ def _about(newest: Path) -> dict[str, Any]:
 
 def _are_groups(groups: Any) -> bool:
     return isinstance(groups, dict) and all(
-        bits.isdecimal() and isinstance(count, list) and len(count) == 2 and all(map(_is_count, count))
+        bits.isdecimal()
+        and isinstance(count, list)
+        and len(count) == 2
+        and all(checkpoint.is_count(n, 2**64) for n in count)
         for bits, count in groups.items()
     )
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _is_finite(value: Any) -> bool:

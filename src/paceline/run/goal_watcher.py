@@ -9,7 +9,8 @@ import time
 from multiprocessing import connection
 from typing import Any
 
-from paceline.run.recording import Recording, last_s
+from paceline.records.step_record import last_s
+from paceline.run.recording import Recording
 from paceline.worker.evaluation_channel import ENDED_THREAD, THREAD, EvaluationChannel, EvaluationResult
 from paceline.worker.evaluator import Evaluator
 from paceline.worker.process import Failure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -11,18 +11,12 @@ import numpy as np
 import torch
 
 from paceline.algorithms.exchange import move
-from paceline.records.order import NONE
-from paceline.run.recorded_order import RecordedReplica, RepeatingReplica
+from paceline.records.order import NONE, Process
+from paceline.run.recorded_order import StepOrder
 from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
-
-class State(NamedTuple):
-    """A worker's model at one version."""
-
-    worker: int
-    incarnation: int
-    version: int
+State = tuple[Process, int]  # a worker's model at one version
 
 
 class _Half(NamedTuple):
@@ -34,7 +28,7 @@ class _Half(NamedTuple):
 
 
 class Averages:
-    """The averages of all workers: each takes the models that it took in the run, and keeps those that others will take.
+    """The models that averages take: each is kept until all workers that took it in the run have taken it.
 
     Costs: a vector for each model that is still to be taken.
 
@@ -43,94 +37,83 @@ class Averages:
         orders: by worker and incarnation, the rows of its order.
     """
 
-    def __init__(self, scheduler: Scheduler, orders: Mapping[tuple[int, int], np.ndarray]) -> None:
+    def __init__(self, scheduler: Scheduler, orders: Mapping[Process, np.ndarray]) -> None:
         self._scheduler = scheduler
-        self._halves = {process: deque(_halves(*process, rows)) for process, rows in orders.items()}
-        every = [one for halves in self._halves.values() for one in halves]
+        self.halves = {
+            process: deque(
+                _Half(version, ((peer, peer_incarnation), at), None if of == NONE else (process, of))
+                for version, at, of, peer, _, peer_incarnation in rows.tolist()
+            )
+            for process, rows in orders.items()
+        }
+        every = [one for halves in self.halves.values() for one in halves]
         self._uses = Counter(state for one in every for state in (one.theirs, one.own) if state is not None)
         self._kept: dict[State, torch.Tensor] = {}
-        self._waiting: list[tuple[State, Program]] = []
+        self._waiting: dict[State, list[Program]] = {}
 
-    def begin(self, process: tuple[int, int], shared: Any) -> None:
-        """A worker begins with its model; a replacement that copies another's first makes that version only then."""
-        halves = self._halves[process]
-        if not halves or halves[0].own is not None:
-            self.reached(process, shared)
-
-    def reached(self, process: tuple[int, int], shared: Any) -> None:
-        """A worker's model has a new version."""
-        state = State(*process, shared.version)
+    def keep(self, state: State, x: torch.Tensor) -> None:
         if self._uses[state]:
-            self._kept[state] = shared.x.clone()
-            for waiting in [one for one in self._waiting if one[0] == state]:
-                self._waiting.remove(waiting)
-                self._scheduler.wake(waiting[1])
+            self._kept[state] = x.clone()
+            for program in self._waiting.pop(state, ()):
+                self._scheduler.wake(program)
 
-    def until(self, process: tuple[int, int], shared: Any, version: float) -> None:
-        """Makes a worker's averages up to this version of its model."""
-        halves = self._halves[process]
-        while halves and halves[0].version <= version:
-            half = halves.popleft()
-            there = self._take(half.theirs)
-            if half.own is None:
-                shared.x.copy_(there)
-                shared.version = half.version
-            else:
-                move(shared.x, there, self._take(half.own))
-                shared.advance(updates=0)
-            self.reached(process, shared)
-
-    def _take(self, state: State) -> torch.Tensor:
+    def take(self, state: State) -> torch.Tensor:
         while state not in self._kept:
-            self._waiting.append((state, self._scheduler.current))
-            self._scheduler.wait(f"version {state.version} of worker {state.worker}")
+            self._waiting.setdefault(state, []).append(self._scheduler.current)
+            (worker, _), version = state
+            self._scheduler.wait(f"version {version} of worker {worker}")
         self._uses[state] -= 1
         return self._kept[state] if self._uses[state] else self._kept.pop(state)
 
 
-def _halves(worker: int, incarnation: int, rows: np.ndarray) -> Iterator[_Half]:
-    for version, at, of, peer, _, peer_incarnation in rows.tolist():
-        own = None if of == NONE else State(worker, incarnation, of)
-        yield _Half(version, State(peer, peer_incarnation, at), own)
-
-
-class TakesAverages(RepeatingReplica):
-    """Averages a worker's own model where the run did; comes before the class of a replica.
+class AverageOrder(StepOrder):
+    """Averages a worker's own model where the run did.
 
     Args:
         averages: of all workers.
+        process: the worker and its incarnation.
         shared: the worker's model.
-        on_own: called with the version of each of the worker's updates, before it averages again; None: never.
+        on_applied: called with the version of each of the worker's updates, before it averages again.
     """
 
-    def __init__(
-        self, *args: Any, averages: Averages, shared: Any, on_own: Callable[[int], None] | None, **base: Any
-    ) -> None:
-        process = base["core"].worker_id, base["incarnation"]
-        self._until: Callable[[float], None] = lambda version: averages.until(process, shared, version)
-        self._begin_averages = lambda: averages.begin(process, shared)
+    def __init__(self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]) -> None:
+        super().__init__(on_applied)
+        self._averages, self.process, self.shared = averages, process, shared
+        self._halves = averages.halves[process]
 
-        def on_applied(version: int) -> None:
-            averages.reached(process, shared)
-            if on_own is not None:
-                on_own(version)
+    def begin(self) -> None:
+        if not self._halves or self._halves[0].own is not None:  # else it copies another's model first
+            self.reached()
 
-        super().__init__(*args, on_applied=on_applied, **base)
+    def read(self, row: Any) -> None:
+        self._until(row["read_version"])
 
-    def steps(self) -> Iterator[int]:
-        self._begin_averages()
-        for step in super().steps():  # type: ignore[misc]
-            if self._row is not None:  # else the loop has begun a step that it may not make
-                self._until(self._row["read_version"])
-            yield step
+    def computed(self, row: Any) -> None:
+        self._until(row["applied_version"] - 1)
+
+    def recorded(self, version: int, row: Any) -> None:
+        self.reached()
+        super().recorded(version, row)
+
+    def end(self) -> None:
         self._until(float("inf"))
 
-    def _computed(self) -> None:
-        self._until(self._row["applied_version"] - 1)
+    def reached(self) -> None:
+        """The worker's model has a new version."""
+        self._averages.keep((self.process, self.shared.version), self.shared.x)
 
-
-class AveragingReplica(TakesAverages, RecordedReplica):
-    """A task's replica whose averages come from the run's records."""
+    def _until(self, version: float) -> None:
+        """Makes the worker's averages up to this version of its model."""
+        while self._halves and self._halves[0].version <= version:
+            half = self._halves.popleft()
+            there = self._averages.take(half.theirs)
+            if half.own is None:
+                self.shared.x.copy_(there)
+                self.shared.version = half.version
+            else:
+                move(self.shared.x, there, self._averages.take(half.own))
+                self.shared.advance(updates=0)
+            self.reached()
 
 
 class Silence:

@@ -31,27 +31,24 @@ def inputs_of(task: str, train_set: Dataset[Any]) -> dict[str, Any]:
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor[places].cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         data = digest.hexdigest()
-    return {"script": script_digest(task), "samples": num_samples, "data": data}
+    return {"script": source_digest(task), "samples": num_samples, "data": data}
 
 
-def script_digest(task: str) -> str | None:
-    """The SHA-256 of a task's file; None: it has none, or it is missing."""
-    path = Path(task.rpartition(":")[0])
-    return files.digest_of(path) if path.suffix == ".py" and path.is_file() else None
-
-
-def source_of(function: Callable[[], Any]) -> Path | None:
-    """The file that defines a function, or from which `paceline launch` has loaded it; None: there is none."""
-    while isinstance(function, partial):
-        function = function.func
+def source_of(what: str | Callable[[], Any]) -> Path | None:
+    """The file of a task, or that which defines a function or from which `paceline launch` has loaded it; None: no file."""
+    while isinstance(what, partial):
+        what = what.func
     try:
-        path = Path(getattr(function, "path", None) or inspect.getsourcefile(inspect.unwrap(function)) or "")
+        if isinstance(what, str):
+            path = Path(what.rpartition(":")[0])
+        else:
+            path = Path(getattr(what, "path", None) or inspect.getsourcefile(inspect.unwrap(what)) or "")
     except TypeError:  # an object that can be called, say
         return None
     return path if path.is_file() else None
 
 
-def source_digest(function: Callable[[], Any]) -> str | None:
-    """The SHA-256 of the file that defines a function; None: there is none."""
-    path = source_of(function)
+def source_digest(what: str | Callable[[], Any]) -> str | None:
+    """The SHA-256 of that file; None: there is none."""
+    path = source_of(what)
     return files.digest_of(path) if path is not None else None

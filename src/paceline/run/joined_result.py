@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.membership.final_mean import why_not_given
 from paceline.model_parallel.graph.program import algorithm_named
+from paceline.records.step_record import begin_at_zero, last_s
 from paceline.records.summary import summarize
-from paceline.run.earlier_part import shift_times
 from paceline.system.machine import machine, versions
 
 
@@ -33,11 +33,8 @@ def joined_result(
     """
     ended = [one for one in own if one["state"] == "ended"]
     distances = [one["consensus_distance"] for one in ended if one["consensus_distance"] is not None]
-    start_s = min((float(rows["started_s"].min()) for rows in records.values() if len(rows)), default=0.0)
-    for rows in records.values():
-        shift_times(rows, -start_s)
-    wall_s = max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
-    figures = summarize(records, num_workers=about["workers"], wall_s=wall_s, gossip=gossip)
+    begin_at_zero(records)
+    figures = summarize(records, num_workers=about["workers"], wall_s=last_s(records), gossip=gossip)
     came_to_nothing = not interrupted and (not ended or (failed and not figures["steps"]))
     not_given = 0 if interrupted else max((one["batches_not_given"] for one in ended), default=0)
     outcome, why = "stopped", reason if interrupted else ""

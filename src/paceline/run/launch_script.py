@@ -67,9 +67,8 @@ class Agent:
     command: Sequence[str]  # what each worker runs: a script and its arguments, as for `python`
     address: str  # HOST:PORT of the join point
     workers: int
-    of: (
-        int | None
-    )  # how many the run has in all; None: as the first agent decides, by default the number that it starts
+    # How many workers the run has in all; None: as the first agent decides, by default the number that it starts.
+    of: int | None
     key: Path | None  # key file of the run; needed off loopback
     algorithm: str | None  # spec for all workers; None: the script names it
     restarts: int

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from paceline.data.epoch_claims import EpochClaims
+from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.errors import DivergedError, PacelineError, WorkerLostError
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
-from paceline.records.accruals import ACCRUED
-from paceline.records.step_record import RECORD_DTYPE
-from paceline.run.gossip_order import TakesAverages
-from paceline.run.recorded_order import (
-    COMPARED,
-    RepeatingReplica,
-    ReplayMismatchError,
-    TakesTurns,
-    compare_step,
-    first_step,
-)
+from paceline.records.order import Process
+from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
+from paceline.run.recorded_views import RecordedMembers
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
 from paceline.run.simulated_membership import SimulatedMembership
@@ -31,133 +23,48 @@ from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.program import DeadlockError, ProgramError
+from paceline.simulator.scheduler import Scheduler
 from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
 from paceline.worker.gathering import Call, Gatherer
-from paceline.worker.memberships.membership import BatchShare
-
-_PLACES = [(RECORD_DTYPE.names or ()).index(name) for name in COMPARED]
 
 
-class RecordedBatches(EpochClaims):
-    """Gives a loop the batches that one worker trained on, in its order, where workers claim them.
+class RecordedBatches(LocalEpochClaims):
+    """Gives the loop that runs the batches that its worker trained on, in their order, where workers claim them."""
 
-    Args:
-        numbers: of these batches.
-        end: above the numbers of all workers' batches; an epoch from there on is one that the run did not have.
-        agree: as `EpochClaims.agree`, of all workers.
-    """
-
-    def __init__(self, numbers: Sequence[int], end: float, agree: Callable[..., Sequence[int]]) -> None:
-        self._numbers, self._end, self._agree = list(reversed(numbers)), end, agree
+    def __init__(self, scheduler: Scheduler, run: Recorded) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        of_each = {worker: rows["batch"] for (worker, _), rows in run.processes.items()}
+        self._numbers = {worker: numbers[numbers >= 0][::-1].tolist() for worker, numbers in of_each.items()}
+        # Above the numbers of all workers' batches; an epoch from there on is one that the run did not have.
+        self._end = math.inf if run.is_cut else 1 + max(int(one.max(initial=-1)) for one in of_each.values())
 
     def claim(self, epoch: int) -> None:
         """Does nothing: which batches a worker takes is recorded."""
 
-    def newest(self) -> int:
-        return 0
-
-    def agree(self, epoch: int, numbers: Sequence[int]) -> Sequence[int]:
-        return self._agree(epoch, numbers)
-
     def take_released(self, first: int, end: int) -> int | None:
         if first >= self._end:
             raise ReplayMismatchError("The replay differs from the run: the loop begins one more epoch.", -1)
-        return self._numbers.pop() if self._numbers and first <= self._numbers[-1] < end else None
+        numbers = self._numbers.get(self._scheduler.current.worker_id)
+        return numbers.pop() if numbers and first <= numbers[-1] < end else None
 
 
 class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
-    """A loop's worker that repeats its recorded steps; what it records is compared with them.
-
-    Args:
-        rows: the records of the worker.
-        keeps: the update whose gradients are kept, if this worker computes any for it.
-        may_go_on: whether the loop may make steps that have no record, as the run has ended before it.
-        is_cut_off: whether the replay has ended, and the loop leaves its step unfinished.
-
-    Attributes:
-        kept: step -> its kept gradient (P,), as `backward` has left it.
-        samples_of: batch of such a step -> the sampler's output for it; None: it has no sampler.
-        compared: number of steps that were equal.
-    """
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        rows: np.ndarray,
-        keeps: int | None,
-        may_go_on: bool,
-        is_cut_off: Callable[[], bool],
-        recorder: Any,
-        **base: Any,
-    ) -> None:
-        self._recorded, self._keeps, self._may_go_on, self._is_cut_off = rows, keeps, may_go_on, is_cut_off
-        self._first_step = first_step(rows)
-        self._write = recorder.append
-        self.kept: dict[int, torch.Tensor] = {}
-        self.samples_of: dict[int, Any] = {}
-        self.compared = 0
-        super().__init__(optimizer, recorder=self, **base)
-
-    @property
-    def next_row(self) -> Any:
-        """The record of the first step that was not compared; None: all were."""
-        return self._recorded[self.compared] if self.compared < len(self._recorded) else None
-
-    @property
-    def _row(self) -> Any:
-        place = self.step - self._first_step
-        return self._recorded[place] if place < len(self._recorded) else None
+    """A loop's worker that repeats its recorded steps."""
 
     def gradient(self, at: torch.Tensor, version: int, *in_backward: Any, **named: Any) -> None:
         super().gradient(at, version, *in_backward, **named)
         if self._row is None and not self._may_go_on:
             raise self._one_more()
-        if self._row is not None and self._keeps is not None and self._row["applied_version"] == self._keeps:
-            self._keep()
-        if self._row is not None:
-            self._computed()
+        self._keep()
+        self._computed()
 
-    def _keep(self) -> None:
-        self.kept[self.step] = g = self.binding.zeros()
-        for part, parameter in zip(self.binding.views(g), self.binding.parameters, strict=True):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad.to_dense())
-        if self.claims is not None and self.batch >= 0:
-            self.samples_of[self.batch] = self.claims.batches.indices(self.claims.place(self.batch))
-
-    def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
-        super()._record(applied_version, gradient_version, failed_publishes)
-        if self._on_applied is not None and applied_version != ACCRUED:
-            self._on_applied(applied_version)
-
-    def append(self, *fields: float) -> None:
-        """Takes one record, as a `Recorder`, and compares it: the loop may report a loss after its step."""
-        if self._is_cut_off():  # the step lacks the loss that the loop would still have reported
-            return
-        self._write(*fields)
-        if (row := self.next_row) is not None:
-            compare_step(self._core.worker_id, row, [fields[place] for place in _PLACES])
-            self.compared += 1
-        elif not self._may_go_on:
-            raise self._one_more()
-
-    def _one_more(self) -> ReplayMismatchError:
-        worker_id, steps = self._core.worker_id, len(self._recorded)
-        return ReplayMismatchError(
-            f"The replay differs from the run: worker {worker_id} goes on after step {steps}, its last one in the run.",
-            -1,
-            worker_id,
-        )
-
-
-class _OrderedLoop(TakesTurns, RecordedLoop):
-    """A loop's worker that takes turns."""
-
-
-class _AveragingLoop(TakesAverages, RecordedLoop):
-    """A loop's worker whose averages come from the run's records."""
+    def _samples(self) -> torch.Tensor | None:
+        if self.claims is None or self.batch < 0:
+            return None
+        found = self.claims.batches.indices(self.claims.place(self.batch))  # None: there is no sampler
+        return torch.tensor(found) if found is not None else None
 
 
 class _ReplayedMembership(SimulatedMembership):
@@ -167,26 +74,16 @@ class _ReplayedMembership(SimulatedMembership):
 
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
-        self.ports = run.ports_of(self.ports)
-        if run.changes:
-            self.gatherer = _MortalGatherer(self.gatherer, self)
+        if run.members is not None:
+            self.gatherer = _MortalGatherer(self.gatherer, self, run.members)
         self.random_states = self.random_states if run.has_processes else ()
-        self.stopped = partial(run.is_over, self.worker_id)
-
-    def batches(self) -> BatchShare:
-        if self._algorithm.in_rounds or self.num_workers == 1:
-            return super().batches()
-        return BatchShare(self._run.batches_of(self.worker_id))
-
-    def before_gathering(self, num_gathered: int) -> None:
-        """Does not return if the worker dies here."""
-        self._run.before_gathering(self.worker_id, num_gathered)
+        self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`; the mean of workers' own models needs no messages."""
         run, shared = self._run, cast(Any, self._machine.shared)
         if self._algorithm.gossip:
-            run.end_averages(self.worker_id)
+            run.replica_of((self.worker_id, self.incarnation)).order.end()
             run.left = left or run.left
             run.ending.gather(self.worker_id, None)
             if run.left is not None:
@@ -197,32 +94,33 @@ class _ReplayedMembership(SimulatedMembership):
 
 
 class _MortalGatherer:
-    """Implements `Gatherer` for a worker that may have died before the others had its value."""
+    """Implements `Gatherer` for a worker that may die before the others have its value."""
 
-    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership) -> None:
-        self._gatherer, self._member, self._num_gathered = gatherer, member, 0
+    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership, members: RecordedMembers) -> None:
+        self._gatherer, self._member, self._members, self._num_gathered = gatherer, member, members, 0
         self.leave = gatherer.leave
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
         if self._member.has_entered:
-            self._member.before_gathering(self._num_gathered)
+            self._members.gather(self._member.worker_id, self._num_gathered)
             self._num_gathered += 1
         return self._gatherer.gather(value)
 
 
 class LoopReplay(Repetition, LoopSimulation):
-    """One repetition of a run of one's own loop. Args: as for `Repetition`; `train` is the loop's function."""
+    """One repetition of a run of one's own loop. Args: as for `Repetition`."""
 
     member_kind = _ReplayedMembership
 
-    def __init__(
-        self, train: Callable[[], Any], run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any
-    ) -> None:
+    def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
         Repetition.__init__(self, run, version, shards, **named)
-        config, cluster, self.changes = run.config, self.cluster_of(run), run.changes
-        train = _until_diverged(train) if run.is_cut else train
-        LoopSimulation.__init__(self, train, cluster, run.algorithm, config.seed, Faults(), Goal(), is_evaluated=False)
-        self.has_processes = config.backend == "processes"
+        assert run.train is not None
+        train = partial(_until_diverged, run.train) if run.is_cut else run.train
+        seed = run.config.seed
+        LoopSimulation.__init__(self, train, run.cluster, run.algorithm, seed, Faults(), Goal(), is_evaluated=False)
+        if not run.algorithm.in_rounds and run.config.workers > 1:
+            self.epoch_claims = RecordedBatches(self.scheduler, run)
+        self.has_processes = run.config.backend == "processes"
         self._waits = ""  # for what its workers wait, if none can go on
 
     def run_programs(self) -> None:
@@ -239,12 +137,8 @@ class LoopReplay(Repetition, LoopSimulation):
         if self.machine is None:
             raise self.never_attached()
         if not self._ends_there and self._version == self.machine.shared.version and not self.algorithm.gossip:
-            self.kept = self.binding.zeros()  # with what the loop has left in its model
-            self.machine.shared.snapshot(self.kept)
-
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        found = [one.samples_of[batch] for one in self._replicas.values() if one.samples_of.get(batch) is not None]
-        return torch.tensor(found[0]) if found else None
+            self.kept[None] = self.binding.zeros()  # with what the loop has left in its model
+            self.machine.shared.snapshot(self.kept[None])
 
     def _contradiction(self, why: str) -> PacelineError:
         """The loop is not that of the run: names the first step that it has not made."""
@@ -269,63 +163,28 @@ class LoopReplay(Repetition, LoopSimulation):
         super().leave(worker_id)
         self.ending.leave(worker_id)
 
-    # What its workers ask for
+    def replica_of(self, process: Process) -> RecordedLoop:
+        return self._replicas[process]
 
-    def before_gathering(self, worker_id: int, num_gathered: int) -> None:
-        assert self._deaths is not None
-        self._deaths.gather(worker_id, num_gathered)
-
-    def batches_of(self, worker_id: int) -> RecordedBatches:
-        every = [int(rows["batch"].max(initial=-1)) for own in self._run.processes.values() for rows in own]
-        numbers = self._rows(worker_id, 0)["batch"]
-        end = float("inf") if self._run.is_cut else 1 + max(every)
-        return RecordedBatches(numbers[numbers >= 0].tolist(), end, self.epoch_claims.agree)
-
-    def is_over(self, worker_id: int) -> bool:
+    def is_over(self, process: Process) -> bool:
         """Whether the run has ended before its loops, and the worker has made its last step."""
-        newest = self.machine.lives.incarnations.get(worker_id, 0) if self.machine is not None else 0
-        replica = self._replicas.get((worker_id, newest))
+        replica = self._replicas.get(process)
         if not self._run.is_cut or replica is None:
             return False
-        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(worker_id, 0))
+        last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(process))
         return replica.step + replica.idle > last
-
-    def end_averages(self, worker_id: int) -> None:
-        if self._averages is not None:
-            self._averages.until((worker_id, 0), self.machine.shared.workers[worker_id], float("inf"))
 
     def new_replica(
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
-        worker_id = member.worker_id
-        process, applied = (worker_id, member.incarnation), partial(self._applied, worker_id)
-        base |= {
-            "rows": self._rows(*process),
-            "keeps": self._version if self._ends_there and self._is_maker(process) else None,
-            "may_go_on": self._run.is_cut or (self._deaths is not None and self._deaths.has(process)),
-            "stopped": member.stopped,
-            "is_cut_off": lambda: self.scheduler.has_ended,
-        }
-        if self._averages is not None:
-            shared, on_own = self.machine.shared.workers[worker_id], applied if process == self._maker else None
-            on_own = partial(self._applied_other, process) if process in self._others else on_own
-            replica: RecordedLoop = _AveragingLoop(
-                optimizer, averages=self._averages, shared=shared, on_own=on_own, **base
-            )
-        elif self._turns is not None:
-            replica = _OrderedLoop(optimizer, turns=self._turns, on_applied=self._turns.updated, **base)
-        else:
-            replica = RecordedLoop(optimizer, on_applied=None if self._orders else applied, **base)
-        self._replicas[process] = replica
+        process = member.worker_id, member.incarnation
+        may_go_on = self._run.is_cut or process in self._run.changes.left
+        base |= {"stopped": member.stopped, "may_go_on": may_go_on}
+        replica = self._replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
         return replica
 
 
-def _until_diverged(train: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps `train` so that a `DivergedError` ends its worker without failing the replay, as in a run."""
-
-    @wraps(train)
-    def until_diverged() -> Any:
-        with suppress(DivergedError):
-            return train()
-
-    return until_diverged
+def _until_diverged(train: Callable[[], Any]) -> Any:
+    """A `DivergedError` ends its worker without failing the replay, as in a run."""
+    with suppress(DivergedError):
+        return train()

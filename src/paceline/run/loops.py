@@ -47,10 +47,8 @@ class Loop:
         if self.task is not None:
             data = os.fspath(self.config.data) if self.config.data is not None else None
             return dataclasses.asdict(self.config) | {"data": data}
-        own = {
-            key: getattr(self.config, key)
-            for key in ("workers", "backend", "seed", "placement", "intra_op_threads", "min_workers")
-        }
+        keys = ("workers", "backend", "seed", "placement", "intra_op_threads", "min_workers")
+        own = {key: getattr(self.config, key) for key in keys}
         return own | dataclasses.asdict(self.goal) | {"slow": self.config.slow}
 
     def about(self, algorithm: Algorithm | None) -> dict[str, Any]:

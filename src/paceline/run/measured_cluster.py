@@ -156,16 +156,10 @@ def _waits_s(run: RunData, found: tuple[Steps, np.ndarray, np.ndarray]) -> np.nd
     return steps.rows["partner_s"] if exchanges_in_pairs else waits_s
 
 
-class _Times(NamedTuple):
+def _exchange(steps: Steps, waits_s: np.ndarray, is_taken: np.ndarray | bool = True) -> tuple[float, float]:
     """Median times of the steps that have any: of messages, and of updates in the worker's own memory."""
-
-    messages_s: float
-    memory_s: float
-
-
-def _exchange(steps: Steps, waits_s: np.ndarray, is_taken: np.ndarray | bool = True) -> _Times:
     is_warm = is_taken & (steps.rows["step"] > 1)
-    return _Times(*(_median_s(times_s[is_warm]) for times_s in (waits_s, steps.rows["apply_s"])))
+    return _median_s(waits_s[is_warm]), _median_s(steps.rows["apply_s"][is_warm])
 
 
 def _median_s(times_s: np.ndarray) -> float:
@@ -173,12 +167,12 @@ def _median_s(times_s: np.ndarray) -> float:
     return float(np.median(times_s)) if len(times_s) else 0.0
 
 
-def _with_rates(cluster: Cluster, run: RunData, wanted: _Times) -> Cluster:
+def _with_rates(cluster: Cluster, run: RunData, wanted_s: tuple[float, float]) -> Cluster:
     num_steps = min(max(map(len, run.records.values())), max(1, _TRIED_STEPS // cluster.workers))
     spec, size = run.result["algorithm"], _full_batch(run)
     config = TrainConfig(algorithm=spec, workers=cluster.workers, steps=num_steps, batch_size=size)
 
-    def times(cluster: Cluster) -> _Times:
+    def times_s(cluster: Cluster) -> tuple[float, float]:
         parameters = run.result.get("num_parameters") or 1
         tried = simulate_task(config, cluster=cluster, timing_only=True, num_parameters=parameters)
         found = waits_of(tried)
@@ -186,11 +180,12 @@ def _with_rates(cluster: Cluster, run: RunData, wanted: _Times) -> Cluster:
         return _exchange(found[0], _waits_s(tried, found))
 
     if cluster.collective == "memory":
-        return _with_rate(cluster, "core_bytes_per_s", sum(wanted), lambda one: sum(times(one)))
-    cluster = _with_rate(cluster, "core_bytes_per_s", wanted.memory_s, lambda one: times(one).memory_s)
-    if not wanted.messages_s:
+        return _with_rate(cluster, "core_bytes_per_s", sum(wanted_s), lambda one: sum(times_s(one)))
+    messages_s, memory_s = wanted_s
+    cluster = _with_rate(cluster, "core_bytes_per_s", memory_s, lambda one: times_s(one)[1])
+    if not messages_s:
         return dataclasses.replace(cluster, bandwidth_bytes_per_s=_FREE_BYTES_PER_S)
-    return _with_rate(cluster, "bandwidth_bytes_per_s", wanted.messages_s, lambda one: times(one).messages_s)
+    return _with_rate(cluster, "bandwidth_bytes_per_s", messages_s, lambda one: times_s(one)[0])
 
 
 def _with_rate(cluster: Cluster, field: str, wanted_s: float, takes_s: Callable[[Cluster], float]) -> Cluster:

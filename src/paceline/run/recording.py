@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from paceline.observe.progress import Progress, WorkerProgress
 from paceline.records import checkpoint_contents as checkpoint
 from paceline.records.event_counts import EventCounts
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, without_waiting
-from paceline.records.summary import repeated_batches, unrecorded
-from paceline.run.earlier_part import shift_times
+from paceline.records.step_record import RECORD_DTYPE, last_s, shift_times, without_waiting
+from paceline.records.summary import repeated_batches
 from paceline.run.run_record import RunRecord
 from paceline.run.supervisor import Supervisor
 from paceline.system.machine import machine, versions
@@ -41,7 +41,6 @@ class Recording(RunRecord):
         self.supervisor = supervisor
         self.batches_missed: int = previous.result.get("batches_missed", 0)
         self.elapsed_before_s: float = previous.result.get("wall_s", 0.0)
-        self._events: EventCounts | None = None
         self._num_notes = 0
         self._share_before: float | None = None if previous.result else 0.0
         self._last_rows: list[np.ndarray] = [np.empty(0, RECORD_DTYPE)] * supervisor.num_workers
@@ -102,21 +101,21 @@ class Recording(RunRecord):
         for worker, rows in enumerate(supervisor.spool.fresh):
             if len(rows):
                 self._last_rows[worker] = rows
-                if supervisor.spool.is_on_disk:
-                    self._event_counts().take(worker, self._on_own_time(rows.copy()))
+                if supervisor.spool.folder is not None:
+                    self._event_counts.take(worker, self._on_own_time(rows.copy()))
 
     def of_events(self, path: Path, workers: list[int]) -> dict[str, Any]:
         """Counts and fingerprints of the events that these workers' checkpoint in `path` contains."""
         version, own = checkpoint.versions(path, workers)
-        counts = self._event_counts()
+        counts = self._event_counts
         return {"waits": counts.waits, "events": counts.up_to(lambda worker: own.get(worker, version))}
 
+    @cached_property
     def _event_counts(self) -> EventCounts:
-        if self._events is None:  # now the algorithm is known
-            algorithm = self.supervisor.algorithm
-            waits = algorithm is not None and algorithm.lets_gradients_wait
-            self._events = EventCounts(self.previous.records, waits=waits)
-        return self._events
+        """Made when the first events come: then the algorithm is known."""
+        algorithm = self.supervisor.algorithm
+        waits = algorithm is not None and algorithm.lets_gradients_wait
+        return EventCounts(self.previous.records, waits=waits)
 
     def _on_own_time(self, rows: np.ndarray) -> np.ndarray:
         """The same records with times from the run's start."""
@@ -243,11 +242,8 @@ class Recording(RunRecord):
         if arena is None or algorithm is None:
             return 0
         own = {worker: rows[len(self.previous.records.get(worker, ())) :] for worker, rows in recorded.items()}
-        if self.gossip:
-            written = [np.count_nonzero(own[worker]["applied_version"] >= 1) for worker in sorted(own)]
-            return sum(max(0, made - int(n)) for made, n in zip(arena.shared.updates(), written, strict=False))
         first, undone = arena.load("initial_version"), [lost[1:] for lost in supervisor.servers.lost if lost[0] == 0]
-        return unrecorded(own, arena.shared.version, first=first, waits=algorithm.lets_gradients_wait, undone=undone)
+        return self.unrecorded_updates(algorithm, own, arena.shared, first=first, undone=undone)
 
     def unrecorded_rounds(self) -> int:
         """Missing records of workers that died or failed after a round had its mean: at most one each."""
@@ -255,19 +251,10 @@ class Recording(RunRecord):
         if algorithm is None or not algorithm.survivors_have_all:
             return 0
         failed = {one.worker_id for one in workers} - set(survivors(workers))
-        arena = self.supervisor.arena
-        before = self.previous.records
+        arena, before = self.supervisor.arena, self.previous.records
         rows = {one: new if len(new) else before.get(one, new) for one, new in enumerate(self._last_rows)}
-        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in rows.items()}
-        ends = {worker: arena.shared.last_version_of(worker) if arena is not None else None for worker in failed}
-        newest = max(last.values(), default=0)
-        of_replaced = arena.load("unrecorded") if arena is not None else 0
-        return of_replaced + sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends.items())
-
-
-def last_s(records: Mapping[int, np.ndarray]) -> float:
-    """When the last step ended: the run's duration."""
-    return max((float(rows["ended_s"].max()) for rows in records.values() if len(rows)), default=0.0)
+        ends = [(one, arena.shared.last_version_of(one) if arena is not None else None) for one in failed]
+        return self.lacking(rows, ends) + (arena.load("unrecorded") if arena is not None else 0)
 
 
 def served(supervisor: Supervisor) -> dict[str, Any]:

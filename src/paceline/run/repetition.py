@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,25 +19,23 @@ from torch import nn
 from paceline.algorithms import Algorithm
 from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
-from paceline.ports.ports import Ports
 from paceline.records import checkpoint_contents
-from paceline.records.order import Exchange
+from paceline.records.order import Exchange, Process, order_of
+from paceline.records.run_data import RunData
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.config import TrainConfig
-from paceline.run.gossip_order import Averages, Silence
-from paceline.run.recorded_neighbours import Models, RecordedMailbox, RecordedRounds, lost_models
-from paceline.run.recorded_order import OrderCheck, ReplayMismatchError, Turns
-from paceline.run.recorded_views import Deaths, RecordedNewcomers
+from paceline.run.gossip_order import AverageOrder, Averages, Silence
+from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
+from paceline.run.recorded_views import RecordedMembers, RecordedRounds
+from paceline.run.replayable import exchanges_in
 from paceline.run.resumed_start import ResumedStart
-from paceline.run.served_order import OrderedMailbox, ShardOrder
+from paceline.run.served_order import OrderedMailbox
 from paceline.run.view_changes import ViewChanges
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.machine import SimulatedMachine
 from paceline.simulator.mailbox import SimulatedMailbox
 from paceline.simulator.program import DeadlockError
 from paceline.simulator.scheduler import Scheduler
-
-_SHARED = ("locked", "slots")  # kinds of parameters that each step reads and updates in the memory of all workers
 
 
 @dataclass(frozen=True)
@@ -61,19 +58,17 @@ class Recorded(Protocol):
     """What a replay reads of a run; `RecordedRun` has it."""
 
     folder: Path
+    train: Callable[[], Any] | None  # a loop of one's own; None: the run is a task's
     config: TrainConfig  # of a loop of one's own: what it has of it
     algorithm: Algorithm
-    inputs: dict[str, Any]
+    cluster: Cluster
+    part: RunData  # the part of it that a replay repeats
     start: ResumedStart | None  # None: it was not resumed
-    processes: dict[int, list[np.ndarray]]  # by worker: the records of each of its processes
+    processes: dict[Process, np.ndarray]  # the records of each
     applied: np.ndarray  # the versions that all steps made
     is_cut: bool  # whether the run ended before its loops did
     changes: ViewChanges
     num_rounds: int  # in lockstep, the most of any worker
-
-    def order_of(self, worker: int, incarnation: int) -> np.ndarray: ...
-
-    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]: ...
 
 
 class Repetition(ABC):
@@ -82,14 +77,13 @@ class Repetition(ABC):
     Args:
         run: what to repeat.
         version: of the parameters to keep; None: none are.
-        shards: their version at each shard, if servers have them.
+        shards: their version at each shard, if servers have them; known from the records if the replay ends there.
         ends_there: whether the replay ends with that version.
         maker: worker and incarnation whose own model has that version, if each worker has a model; None: all share one.
         others: the same of other workers, and the versions of their models to keep.
 
     Attributes:
-        kept: these parameters (P,), once the replay has come to them.
-        kept_others: those of the others' models.
+        kept: these parameters (P,), once the replay has come to them; by the process that has the model, None: all share it.
     """
 
     algorithm: Any
@@ -105,29 +99,20 @@ class Repetition(ABC):
         shards: Sequence[int] = (),
         *,
         ends_there: bool = False,
-        maker: tuple[int, int] | None = None,
-        others: Mapping[tuple[int, int], int] | None = None,
+        maker: Process | None = None,
+        others: Mapping[Process, int] | None = None,
     ) -> None:
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
-        self._others, self.kept_others = dict(others or {}), list[torch.Tensor]()
-        self.kept: torch.Tensor | None = None
-        self._replicas: dict[tuple[int, int], Any] = {}  # by worker and incarnation
+        self._not_kept = {maker: version, **(others or {})}  # models to keep that are not kept yet
+        self.kept: dict[Process | None, torch.Tensor] = {}
+        self._replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
-        self._orders: list[ShardOrder] = []  # of servers
+        self._exchanges: list[dict[Process, list[Exchange]]] = []  # with servers, by shard
         self._averages: Averages | None = None  # in pairs
-        self._deaths: Deaths | None = None  # in rounds
-        self._models: Models | None = None  # that workers send their neighbours
+        self.members: RecordedMembers | None = None  # of rounds with deaths
+        self._rounds: RecordedRounds | None = None  # with deaths, of neighbours
         self._to_keep: dict[int, int] = dict(enumerate(shards))  # shard -> version of the parameters to keep
-        self._kept_parts: torch.Tensor | None = None
-
-    @abstractmethod
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        """Indices of a batch's samples in the training set; None: they are not known."""
-
-    @property
-    def num_compared(self) -> int:
-        """Steps that were equal so far."""
-        return sum(one.compared for one in self._replicas.values())
+        self._kept_parts: dict[int, torch.Tensor] = {}  # of these parameters, by shard
 
     @abstractmethod
     def run_programs(self) -> None:
@@ -140,59 +125,56 @@ class Repetition(ABC):
         if run.config.workers == 1:
             return
         if run.changes:
-            self._order_deaths(machine)
-        elif needs.kind in _SHARED:
-            self._turns = Turns(self.scheduler, self._updated)
-            for rows in chain.from_iterable(run.processes.values()):
-                self._turns.expect(rows, retries=needs.kind == "slots")
-            self._turns.begin()
+            members = self.members = RecordedMembers(machine, run.changes, run.config.min_workers)
+            machine.lives.newcomers = members
+            if needs.views:
+                rounds = RecordedRounds(self.scheduler, run.changes, members, run.config.workers, run.part.order)
+                self._rounds = machine.views = rounds
+        elif needs.kind in ("locked", "slots"):  # each step reads and updates the memory of all workers
+            self._turns = Turns(self.scheduler, run.processes.values(), self._applied)
         elif needs.kind == "served":
-            exchanges = run.exchanges()
+            exchanges = exchanges_in(run.part, self.algorithm) or {}
             for number, shard in enumerate(machine.shared.shards):
-                own = {process: shards[number] for process, shards in exchanges.items()}
-                self._orders.append(ShardOrder(own, waits=self.algorithm.notices_deaths))
+                self._exchanges.append({process: shards[number] for process, shards in exchanges.items()})
                 shard.on_update = partial(self._shard_updated, number)
             machine.new_mailbox = self._mailbox
+            if self._ends_there:  # the first shard counts the updates
+                steps = chain.from_iterable(zip(*own, strict=True) for own in exchanges.values())
+                made = next((shards for shards in steps if shards[0].of == self._version), ())
+                self._to_keep = {number: one.of or one.at or 0 for number, one in enumerate(made)}
         elif needs.order and not self.algorithm.lockstep:
-            orders = {(one, n): run.order_of(one, n) for one, own in run.processes.items() for n in range(len(own))}
+            orders = {process: order_of(run.part.order, process) for process in run.processes}
             self._averages = Averages(self.scheduler, orders)
 
-    def _order_deaths(self, machine: SimulatedMachine) -> None:
-        changes, num_workers = self._run.changes, self._run.config.workers
-        deaths = self._deaths = Deaths(machine, changes)
-        newcomers = RecordedNewcomers(machine, changes, self._run.config.min_workers, deaths.leave_out)
-        machine.lives.newcomers = newcomers
-        if self.algorithm.needs.views:
-            self._models = Models(self.scheduler, changes)
-            machine.views = RecordedRounds(self.scheduler, deaths, changes, newcomers, num_workers)
+    def recorded(self, process: Process) -> dict[str, Any]:
+        """Arguments of the replica of a worker's process, beyond those of a simulation."""
+        keeps = self._version if self._ends_there and self._maker in (None, process) else None
+        return {"rows": self._rows(process), "keeps": keeps, "order": self._step_order(process)}
 
-    @staticmethod
-    def cluster_of(run: Recorded) -> Cluster:
-        """The simulated machine; rounds with deaths are in its memory, as in the run."""
-        return Cluster(workers=run.config.workers, collective="memory" if run.changes else None)
-
-    def ports_of(self, ports: Ports[Any]) -> Ports[Any]:
-        """The ports of a worker's program: recorded averages need no messages."""
-        if self._models is not None:
-            lost = lost_models(self._run.order_of(ports.worker_id, ports.incarnation))
-            mailbox = RecordedMailbox(self._models, ports.worker_id, ports.num_workers, lost)
-            return dataclasses.replace(ports, mailbox=cast(Any, mailbox))
-        if self._averages is None:
-            return ports
-        return dataclasses.replace(ports, mailbox=cast(Any, Silence()), concurrency=cast(Any, Silence()))
+    def _step_order(self, process: Process) -> StepOrder:
+        if self._turns is not None:
+            return self._turns
+        on_applied = partial(self._applied, process=process)
+        if self._averages is not None:
+            return AverageOrder(self._averages, process, self.machine.shared.workers[process[0]], on_applied)
+        return StepOrder(on_applied if not self._exchanges else None)
 
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         """Of a worker, or of a server, which comes after the workers."""
+        if self._rounds is not None:
+            return {"mailbox": self._rounds}
+        if self._averages is not None:  # recorded averages need no messages
+            return {"mailbox": Silence(), "concurrency": Silence()}
         process = worker_id, incarnation
-        checks = self._orders and self.algorithm.needs.order
-        return {"decided": OrderCheck(process, self._run.order_of(*process))} if checks else {}
+        checks = self._exchanges and self.algorithm.needs.order
+        return {"decided": order_check(process, order_of(self._run.part.order, process))} if checks else {}
 
     def _mailbox(self, *args: Any, worker_id: int, **named: Any) -> SimulatedMailbox:
         shard = worker_id - self._run.config.workers
-        if not 0 <= shard < len(self._orders):
+        if not 0 <= shard < len(self._exchanges):
             return SimulatedMailbox(*args, worker_id=worker_id, **named)
-        about = {"order": self._orders[shard], "shard": self.machine.shared.shards[shard]}
-        return OrderedMailbox(*args, worker_id=worker_id, **about, **named)
+        named |= {"shard": self.machine.shared.shards[shard], "exchanges": self._exchanges[shard]}
+        return OrderedMailbox(*args, worker_id=worker_id, waits=self.algorithm.notices_deaths, **named)
 
     def replay(self) -> None:
         """Runs all workers.
@@ -204,12 +186,10 @@ class Repetition(ABC):
             for kind in (AlgorithmWarning, ClippingWarning):  # which the run has given
                 warnings.simplefilter("ignore", kind)
             self.run_programs()
-        if self._ends_there:
-            if self.kept is None or self._others:
-                raise self._contradiction(f"The replay ended before update {self._version}.")
-            return
-        compared = self.num_compared
-        if compared < len(self._run.applied):
+        if self._ends_there and self._not_kept:
+            raise self._contradiction(f"The replay ended before update {self._version}.")
+        compared = sum(one.compared for one in self._replicas.values())
+        if not self._ends_there and compared < len(self._run.applied):
             raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
 
     def _contradiction(self, why: str) -> PacelineError:
@@ -217,23 +197,21 @@ class Repetition(ABC):
 
     def compare_with(self, checkpoint: Path) -> bool:
         """Compares the parameters with a checkpoint's; returns whether the replay came to them."""
+        parameters = checkpoint_contents.load_parameters(checkpoint)
         if self.algorithm.gossip:
             # Checkpoints have successors of the dead, too.
-            alive = self._run.processes.keys() & self.machine.shared.model_ids()
-            if self._deaths is not None:  # a worker that died after its last round is still there
-                alive = {one for one in alive if not self._deaths.has_died(one)}
-            saved = {worker: checkpoint_contents.load_model(checkpoint, worker) for worker in sorted(alive)}
-            now = self.machine.shared.workers
-            there = {worker: one for worker, one in saved.items() if one is not None}
-            if any(one[0] != now[worker].version for worker, one in there.items()):
+            alive = self._run.part.records.keys() & self.machine.shared.model_ids()
+            if self.members is not None:  # a worker that died after its last round is still there
+                alive = {one for one in alive if not self.members.has_died(one)}
+            models = [(worker, checkpoint_contents.load_model(checkpoint, worker)) for worker in sorted(alive)]
+            now, saved = self.machine.shared.workers, [(worker, one) for worker, one in models if one is not None]
+            if any(version != now[worker].version for worker, (version, _, _) in saved):
                 return False
-            pairs = [(worker, now[worker].x, one[2]) for worker, one in there.items()]
-            version = checkpoint_contents.load_parameters(checkpoint).version
+            pairs = [(worker, now[worker].x, x) for worker, (_, _, x) in saved]
+        elif None in self.kept:
+            pairs = [(None, self.kept[None], parameters.x)]
         else:
-            parameters = checkpoint_contents.load_parameters(checkpoint)
-            if self.kept is None:
-                return False
-            pairs, version = [(None, self.kept, parameters.x)], parameters.version
+            return False
         for worker, mine, theirs in pairs:
             if mine.shape != theirs.shape:
                 why = f"the model has {len(mine)} parameters, and {checkpoint} has {len(theirs)}"
@@ -245,86 +223,51 @@ class Repetition(ABC):
                 )
             else:
                 continue
-            raise ReplayMismatchError(f"All steps are equal, but {why}.", version, worker)
+            raise ReplayMismatchError(f"All steps are equal, but {why}.", parameters.version, worker)
         return True
 
     def update(self, number: int) -> Update:
         """The kept update, under its number in the run."""
-        assert self.kept is not None
         assert self.model is not None
-        assert self._version is not None
-        self.binding.bind(self.kept)
-        steps = [
-            self._step(worker, row)
-            for worker, processes in self._run.processes.items()
-            for incarnation, rows in enumerate(processes)
-            for row in rows[rows["applied_version"] == self._version]
-            if self._is_maker((worker, incarnation))
-        ]
+        self.binding.bind(self.kept[self._maker])
+        steps = [step for _, replica in sorted(self._replicas.items()) for step in replica.kept.values()]
         return Update(number, self.model, steps)
 
     def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
         """Whether it holds for one of the kept models."""
-        assert self.kept is not None
-        found = False
-        for x in (*self.kept_others, self.kept):
+        for x in self.kept.values():
             self.binding.bind(x)
-            found = bool(holds(self.model)) or found
-        return found
+            if holds(self.model):
+                return True
+        return False
 
-    def _is_maker(self, process: tuple[int, int]) -> bool:
-        return self._maker in (None, process)
-
-    def _step(self, worker: int, row: np.void) -> dict[str, Any]:
-        return {
-            "worker": worker,
-            **{name: row[name].item() for name in ("step", "batch", "read_version", "loss")},
-            "staleness": int(row["applied_version"] - row["read_version"]) - 1,
-            "samples": self.samples_of(int(row["batch"])),
-            "gradient": self._replicas[worker, int(row["incarnation"])].kept[int(row["step"])],
-        }
-
-    def _rows(self, worker_id: int, incarnation: int) -> np.ndarray:
-        processes = self._run.processes.get(worker_id, [])
-        return processes[incarnation] if incarnation < len(processes) else np.empty(0, RECORD_DTYPE)
+    def _rows(self, process: Process) -> np.ndarray:
+        return self._run.processes.get(process, np.empty(0, RECORD_DTYPE))
 
     def _shard_updated(self, number: int, version: int) -> None:
         if self._to_keep.get(number) != version:
             return
-        shared, part = self.machine.shared, slice(*self.machine.shared.ranges[number])
-        if self._kept_parts is None:
-            self._kept_parts = self.binding.zeros()
-        self._kept_parts[part] = shared.x[part]
+        shared = self.machine.shared
+        self._kept_parts[number] = shared.x[slice(*shared.ranges[number])].clone()
         del self._to_keep[number]
         if not self._to_keep:
-            self._keep(self._kept_parts)
+            self._keep(torch.cat([part for _, part in sorted(self._kept_parts.items())]))
 
-    def _updated(self, version: int) -> None:
-        if version == self._version:
-            x = self.binding.zeros()
-            self.machine.shared.snapshot(x)
-            self._keep(x)
+    def _applied(self, version: int, process: Process | None = None) -> None:
+        """Keeps the model after an update, if it is one to keep; `process` has made it, if each worker has a model."""
+        owner = process if process in self._not_kept else None
+        if self._not_kept.get(owner) != version:
+            return
+        shared, x = self.machine.shared, self.binding.zeros()
+        if process is not None and self.algorithm.needs.kind == "replicated":
+            # Others may not have made this update yet.
+            shared.model(process[0], x)
+        else:
+            shared.snapshot(x)
+        self._keep(x, owner)
 
-    def _applied(self, worker_id: int, version: int) -> None:
-        if version == self._version and self.kept is None:
-            shared = self.machine.shared
-            is_own = self.algorithm.needs.kind == "replicated"  # others may not have made this update yet
-            x = self.binding.zeros()
-            (partial(shared.model, worker_id) if is_own else shared.snapshot)(x)
-            self._keep(x)
-
-    def _applied_other(self, process: tuple[int, int], version: int) -> None:
-        if version == self._others.get(process):
-            x = self.binding.zeros()
-            self.machine.shared.model(process[0], x)
-            self.kept_others.append(x)
-            del self._others[process]
-            self._end_if_kept()
-
-    def _keep(self, x: torch.Tensor) -> None:
-        self.kept = x
-        self._end_if_kept()
-
-    def _end_if_kept(self) -> None:
-        if self._ends_there and self.kept is not None and not self._others:
+    def _keep(self, x: torch.Tensor, owner: Process | None = None) -> None:
+        del self._not_kept[owner]
+        self.kept[owner] = x
+        if self._ends_there and not self._not_kept:
             self.scheduler.cut()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,18 @@ from torch import nn
 from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.records import checkpoint_contents, checkpoint_files
-from paceline.records.order import ORDER_DTYPE, Exchange, exchanges_of
+from paceline.records.order import Process
 from paceline.records.run_data import RunData
 from paceline.run.config import TrainConfig
-from paceline.run.inputs import script_digest, source_digest, source_of
+from paceline.run.inputs import source_digest, source_of
 from paceline.run.loop_replay import LoopReplay
 from paceline.run.recorded_order import ReplayMismatchError
 from paceline.run.repetition import Repetition, Update
-from paceline.run.replayable import (
-    Resumption,
-    by_incarnation,
-    exchanges_with,
-    is_own_loop,
-    obstacle,
-    recorded_part,
-    since_resumed,
-)
+from paceline.run.replayable import Resumption, by_process, is_own_loop, obstacle, recorded_part, since_resumed
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.task_replay import TaskReplay
 from paceline.run.view_changes import ViewChanges
+from paceline.simulator.cluster import Cluster
 from paceline.system.machine import machine, versions
 
 
@@ -121,7 +114,8 @@ class RecordedRun:
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
         if why := obstacle(whole):
             raise UsageError(f"{folder} cannot be replayed: {why}.")
-        run, _ = recorded_part(whole, registry.build(whole.config["algorithm"]))
+        self.algorithm = registry.build(whole.config["algorithm"])
+        run, _ = recorded_part(whole, self.algorithm)
         is_own = is_own_loop(run)
         if is_own and train is None:
             called = run.config["task"] if run.config["task"].isidentifier() else "your function"
@@ -134,55 +128,54 @@ class RecordedRun:
             raise UsageError(f"train is the function that launch called, not {train!r}.")
         if is_own and data is not None:
             raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
-        self._train, self._result, self.order = train, run.result, run.order
-        self.is_cut = _may_be_cut(run)
-        self.inputs, self.machine = run.result.get("inputs") or {}, run.result.get("machine") or {}
+        self.train, self.part, self.is_cut = train, run, _may_be_cut(run)
         own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
         here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
         goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        built, resumed = registry.build(own["algorithm"]), Resumption.of(run)
-        self.start = ResumedStart(self.folder / resumed.checkpoint, built) if resumed is not None else None
-        self.changes = ViewChanges.of(run)
-        taken = self.start.taken if self.start is not None and built.lockstep else 0
+        self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
+        # Rounds with deaths are in the machine's memory, as in the run.
+        self.cluster = Cluster(workers=self.config.workers, collective="memory" if self.changes else None)
+        resumed = Resumption.of(run)
+        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
+        taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
         self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
-        self.config = TrainConfig(**{**own, **here, **goals})
-        self.algorithm = self.config.built_algorithm
-        self.processes = {worker: by_incarnation(rows) for worker, rows in run.records.items()}
-        applied = [rows["applied_version"] for rows in run.records.values()]
-        self.applied = np.sort(np.concatenate(applied))
-        self._of_own_models: list[tuple[float, int, int, int]] = []  # in the order of their records
-        self.first_update = 1 + (self.start.version if self.start is not None else 0)
+        self.processes = by_process(run.records)
+        self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
+        # When each update of a worker's own model was recorded, its process, and the version that it made.
+        self._of_own_models: list[tuple[float, Process, int]] = []
+        self.first_update = 1 + resumed.version
         self.updates = int(self.applied.max())
         if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
-            found = (_updates_of(worker, rows) for worker, rows in whole.records.items())
             for worker, order in run.order.items():  # a last process may have copied a model, and made no step
-                own = self.processes[worker]
-                own += [run.records[worker][:0]] * (1 + int(order["incarnation"].max()) - len(own))
-            self._of_own_models = sorted(chain.from_iterable(found))
+                for incarnation in range(1 + int(order["incarnation"].max())):
+                    self.processes.setdefault((worker, incarnation), run.records[worker][:0])
+            self._of_own_models = sorted(
+                (ended_s, (worker, incarnation), version)
+                for worker, rows in whole.records.items()
+                for ended_s, incarnation, version in rows[["ended_s", "incarnation", "applied_version"]].tolist()
+                if version > 0
+            )
             self.updates = len(self._of_own_models)
             self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
-        made_with = {**(self._result.get("versions") or {}), "processor": self.machine.get("processor")}
+        result = self.part.result
+        made_with = {**(result.get("versions") or {}), "processor": (result.get("machine") or {}).get("processor")}
         here = {**versions(), "processor": machine()["processor"]}
         found = [
             f"The run was made with {name} {before}, and this is {here[name]}, which can round otherwise."
             for name, before in made_with.items()
             if before is not None and here.get(name, before) != before
         ]
-        script, name = self.inputs.get("script"), self.config.task.rpartition(":")[0]
-        now = script_digest(self.config.task)
-        if self._train is not None:
-            now, name = source_digest(self._train), source_of(self._train)
-        if None not in (script, now) and now != script:
-            found.append(f"{name} has changed since the run, which can compute otherwise.")
+        what, script = self.train or self.config.task, (result.get("inputs") or {}).get("script")
+        if script is not None and source_digest(what) not in (None, script):
+            found.append(f"{source_of(what)} has changed since the run, which can compute otherwise.")
         return tuple(found)
 
     def _repetition(self, version: int | None, shards: Sequence[int] = (), **named: Any) -> Repetition:
-        if self._train is not None:
-            return LoopReplay(self._train, self, version, shards, **named)
-        return TaskReplay(self, version, shards, **named)
+        kind = TaskReplay if self.train is None else LoopReplay
+        return kind(self, version, shards, **named)
 
     def replay(self) -> Replay:
         """Repeats the run.
@@ -221,36 +214,13 @@ class RecordedRun:
             raise UsageError(f"The run has updates {self.first_update:,} to {self.updates:,}, not {version:,}.")
         if self._of_own_models:
             made = self._of_own_models[self.first_update - 1 : version]
-            newest = {worker: ((worker, incarnation), own_version) for _, worker, incarnation, own_version in made}
-            maker, own_version = newest.pop(made[-1][1])
-            others = dict(newest.values())
-            simulation = self._repetition(own_version, ends_there=True, maker=maker, others=others)
+            newest = {process[0]: (process, made_version) for _, process, made_version in made}
+            _, maker, own_version = made[-1]
+            simulation = self._repetition(own_version, ends_there=True, maker=maker, others=dict(newest.values()))
         else:
-            simulation = self._repetition(version, self.shard_versions(version), ends_there=True)
+            simulation = self._repetition(version, ends_there=True)
         simulation.replay()
         return simulation
-
-    def shard_versions(self, version: int) -> list[int]:
-        """The versions that shards have right after they applied the gradient of an update, which the first one counts."""
-        processes = self.exchanges().values()
-        made = [shards for own in processes for shards in zip(*own, strict=True) if shards[0].of == version]
-        return [one.of or one.at or 0 for one in made[0]] if made else []
-
-    def exchanges(self) -> dict[tuple[int, int], list[list[Exchange]]]:
-        """By worker and incarnation, and then by shard: its requests, and how they were answered."""
-        num_shards = self.algorithm.needs.servers if self.config.workers > 1 else 0
-        found = {}
-        for worker, processes in self.processes.items() if num_shards else ():
-            for incarnation, rows in enumerate(processes):
-                order = self.order_of(worker, incarnation)
-                own = exchanges_with(order, rows, num_shards) if self.algorithm.needs.order else [exchanges_of(rows)]
-                found[worker, incarnation] = own
-        return found
-
-    def order_of(self, worker: int, incarnation: int) -> np.ndarray:
-        """What timing decided in a worker's process beyond the records of its steps."""
-        order = self.order.get(worker, np.empty(0, ORDER_DTYPE))
-        return order[order["incarnation"] == incarnation]
 
     def first(
         self, holds: Callable[[nn.Module], bool], *, told: Callable[[int, bool], None] | None = None
@@ -269,27 +239,20 @@ class RecordedRun:
         Raises:
             ReplayMismatchError, UsageError: as for `at`.
         """
-        low, high, found = self.first_update - 1, self.updates + 1, None
-        while high - low > 1:
-            middle = (low + high) // 2 if found is not None else self.updates
-            simulation = self._up_to(middle)
+        found: list[Update] = []
+
+        def is_true(version: int) -> bool:
+            simulation = self._up_to(version)
             answer = simulation.any_model(holds)
             if told is not None:
-                told(middle, answer)
+                told(version, answer)
             if answer:
-                found, high = simulation.update(middle), middle
-            elif found is None:
-                return None
-            else:
-                low = middle
-        return found
+                found[:] = [simulation.update(version)]
+            return answer
 
-
-def _updates_of(worker: int, rows: np.ndarray) -> list[tuple[float, int, int, int]]:
-    """When each of a worker's updates was recorded, the worker, its incarnation and the version that the update made."""
-    rows = rows[rows["applied_version"] > 0]
-    columns = (rows[name].tolist() for name in ("ended_s", "incarnation", "applied_version"))
-    return [(ended_s, worker, incarnation, version) for ended_s, incarnation, version in zip(*columns, strict=True)]
+        if is_true(self.updates):
+            bisect.bisect_left(range(self.first_update, self.updates), True, key=is_true)
+        return found[0] if found else None
 
 
 def _may_be_cut(run: RunData) -> bool:

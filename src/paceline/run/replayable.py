@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from paceline.algorithms import Algorithm, registry
 from paceline.data.batches import DRAWN_EPOCH
 from paceline.errors import UsageError
-from paceline.records.order import NONE, ORDER_DTYPE, Exchange, recorded_exchanges
+from paceline.records.order import NONE, ORDER_DTYPE, Exchange, Process, exchanges_of, order_of
 from paceline.records.run_data import RunData
 from paceline.run.recorded_order import first_step
 from paceline.run.unrecorded import UNKNOWN, with_unrecorded
@@ -30,32 +31,29 @@ class Resumption:
     """The beginning of a resumed run, as `result.json` has it in `resumed`.
 
     Attributes:
-        checkpoint: its folder, relative to the run's folder if it lies there.
+        checkpoint: its folder, relative to the run's folder if it lies there; "": the run was not resumed.
         events: by worker, its number of events before.
         version: of the parameters that all workers share.
         versions: by worker, of its own model, if each has one.
     """
 
-    checkpoint: str
-    events: dict[int, int]
-    version: int
-    versions: dict[int, int]
+    checkpoint: str = ""
+    events: dict[int, int] = field(default_factory=dict)
+    version: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        by_text = {
-            name: {str(worker): one for worker, one in vars(self)[name].items()} for name in ("events", "versions")
-        }
-        return vars(self) | by_text
+        both = ({str(worker): one for worker, one in each.items()} for each in (self.events, self.versions))
+        return vars(self) | dict(zip(("events", "versions"), both, strict=True))
 
     @classmethod
-    def of(cls, run: RunData) -> Resumption | None:
-        """None: the run was not resumed."""
+    def of(cls, run: RunData) -> Resumption:
         if "resumed" not in run.result:
-            return None
+            return cls()
         match run.result["resumed"]:
             case {"checkpoint": str(path), "events": dict(events), "version": int(version), "versions": dict(versions)}:
-                numbers = [*events.values(), *versions.values()]
-                if all(isinstance(one, int) for one in numbers) and all(map(str.isdecimal, (*events, *versions))):
+                are_numbers = all(isinstance(one, int) for one in (*events.values(), *versions.values()))
+                if path and are_numbers and all(map(str.isdecimal, (*events, *versions))):
                     by_worker = ({int(worker): one for worker, one in each.items()} for each in (events, versions))
                     return cls(path, next(by_worker), version, next(by_worker))
         raise UsageError(f"The run's result.json is damaged: its resumed is {run.result['resumed']!r}.")
@@ -88,7 +86,7 @@ def obstacle(run: RunData) -> str:
     is_ordered = algorithm.needs.order and not algorithm.lockstep and run.config["workers"] > 1
     if why or not is_ordered:
         return why
-    return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm.needs.servers, run)
+    return _missing_averages(run) if algorithm.gossip else _missing_answers(algorithm, run)
 
 
 def is_own_loop(run: RunData) -> bool:
@@ -125,7 +123,7 @@ def _unnamed_batches(run: RunData) -> str:
 def since_resumed(run: RunData) -> RunData:
     """The run, without the steps and the workers before it was resumed."""
     resumed = Resumption.of(run)
-    if resumed is None:
+    if not resumed.checkpoint:
         return run
     workers = range(run.config["workers"])
     records = {one: rows[resumed.events.get(one, 0) :] for one, rows in run.records.items() if one in workers}
@@ -150,27 +148,22 @@ def _missing(algorithm: Algorithm, run: RunData) -> str:
     updates = int(applied.max(initial=0))
     if not updates:
         return "it has no updates"
-    for rows in records.values():
-        for number, process in enumerate(by_incarnation(rows)):
-            first = first_step(process) if number and algorithm.survivors_continue else 1
-            if (process["step"] != np.arange(first, first + len(process))).any():
-                return "it lacks records of steps"
+    for (_, incarnation), rows in by_process(records).items():
+        first = first_step(rows) if incarnation and algorithm.survivors_continue else 1
+        if (rows["step"] != np.arange(first, first + len(rows))).any():
+            return "it lacks records of steps"
     resumed, waits_for, lost = Resumption.of(run), algorithm.waits_for, Counter(result["workers_lost"])
     if algorithm.survivors_continue and (why := unrecorded_changes(run, algorithm)):
         return why
-    if (
-        algorithm.notices_deaths
-        and not algorithm.survivors_continue
-        and waits_for not in ("quorum", "slowest")
-        and lost
-    ):
+    is_noticed = algorithm.notices_deaths and not algorithm.survivors_continue
+    if lost and is_noticed and waits_for not in ("quorum", "slowest"):
         return "a worker died, and the records do not have when the others learnt of it"
     died = ((records[worker], number) for worker, deaths in lost.items() for number in range(1, deaths))
     if waits_for == "slowest" and not all((rows["incarnation"] == number).any() for rows, number in died):
         return "a replacement died before its first record, and so nothing tells for how long the others waited for it"
     if result.get("server_restarts"):
         return "a server died, and the records do not have which messages its successor got"
-    missing = _first_missing(applied, resumed.version if resumed is not None else 0, updates)
+    missing = _first_missing(applied, resumed.version, updates)
     if missing and not algorithm.lockstep and not algorithm.gossip:
         return f"update {missing} has no record, as after a worker was killed"
     counts_averages = algorithm.gossip and not algorithm.lockstep
@@ -188,44 +181,57 @@ def _missing_averages(run: RunData) -> str:
         order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
         applied, is_copy = rows["applied_version"], order["of"] == NONE
         made = np.concatenate([applied[applied > 0], order["moment"][~is_copy].astype(np.int64)])
-        after = resumed.versions.get(worker, resumed.version) if resumed is not None else 0
+        after = resumed.versions.get(worker, resumed.version)
         if len(np.unique(made)) < len(made) or _first_missing(np.concatenate([made, order["moment"][is_copy]]), after):
             return f"it lacks records of the averages of worker {worker}"
     return ""
 
 
-def _missing_answers(num_shards: int, run: RunData) -> str:
+def _missing_answers(algorithm: Algorithm, run: RunData) -> str:
     """What the order of messages at several shards, or of several kinds, does not have."""
-    made: list[list[int]] = [[] for _ in range(num_shards)]
-    for worker, rows in run.records.items():
-        order = run.order.get(worker, np.empty(0, ORDER_DTYPE))
-        for incarnation, process in enumerate(by_incarnation(rows)):
-            exchanges = exchanges_with(order[order["incarnation"] == incarnation], process, num_shards)
-            if exchanges is None or (len(process) and not exchanges[0]):
-                return "it lacks records of the order in which servers answered"
-            for own, answers in zip(made, exchanges, strict=True):
-                own += [one.of for one in answers if one.of]
-    resumed = Resumption.of(run)
-    after = resumed.version if resumed is not None else 0
+    processes = exchanges_in(run, algorithm)
+    if processes is None:
+        return "it lacks records of the order in which servers answered"
+    after, num_shards = Resumption.of(run).version, algorithm.needs.servers
     counts = [one["version"] for one in run.result.get("shards", ())] or [0] * num_shards
-    for shard, (own, version) in enumerate(zip(made, counts, strict=True)):
-        if missing := _first_missing(np.array(own, np.int64), after, version):
+    for shard, version in zip(range(num_shards), counts, strict=True):
+        made = [one.of for exchanges in processes.values() for one in exchanges[shard] if one.of]
+        if missing := _first_missing(np.array(made, np.int64), after, version):
             return f"update {missing} of shard {shard} has no record, as after a worker was killed"
     return ""
 
 
-def exchanges_with(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
-    """As `recorded_exchanges`, with that of a process's last gradient if it has no record.
+def exchanges_in(run: RunData, algorithm: Algorithm) -> dict[Process, list[list[Exchange]]] | None:
+    """By worker and incarnation, and then by shard: its requests, and how they were answered; None: some are missing."""
+    num_shards = algorithm.needs.servers if run.config["workers"] > 1 else 0
+    found = {}
+    for process, rows in by_process(run.records).items() if num_shards else ():
+        exchanges = [exchanges_of(rows)]
+        if algorithm.needs.order:
+            exchanges = _ordered_exchanges(order_of(run.order, process), rows, num_shards)
+        if exchanges is None or (len(rows) and not exchanges[0]):
+            return None
+        found[process] = exchanges
+    return found
+
+
+def _ordered_exchanges(order: np.ndarray, rows: np.ndarray, num_shards: int) -> list[list[Exchange]] | None:
+    """By shard, with that of a process's last gradient if it has no record; None: some are missing.
 
     Leaves out requests for parameters after the last gradient: a killed worker made them in steps that have no records.
     """
     pushes = np.flatnonzero(order["of"][::num_shards])
     order = order[: num_shards * (1 + int(pushes.max(initial=0)))]
-    exchanges = recorded_exchanges(order, num_shards)
-    if exchanges is not None and len(rows) and rows["samples"][-1] == UNKNOWN:
-        for own in exchanges:
-            own.append(Exchange(None, int(rows["applied_version"][-1])))
-    return exchanges
+    if len(order) % num_shards:
+        return None
+    order = order.reshape(-1, num_shards)
+    in_order = np.arange(1, len(order) + 1)[:, None] == order["moment"]
+    if not in_order.all() or (order["peer"] != np.arange(num_shards)).any():
+        return None
+    is_recorded = not len(rows) or rows["samples"][-1] != UNKNOWN
+    last = [] if is_recorded else [Exchange(None, int(rows["applied_version"][-1]))]
+    made = (order[["at", "of"]][:, shard].tolist() for shard in range(num_shards))
+    return [[*(Exchange(at, 0 if of == NONE else of) for at, of in own), *last] for own in made]
 
 
 def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:
@@ -236,6 +242,10 @@ def _first_missing(made: np.ndarray, after: int, last: int = 0) -> int:
     return after + int(gaps[0]) + 1 if len(gaps) else (end + 1 if end < last else 0)
 
 
-def by_incarnation(rows: np.ndarray) -> list[np.ndarray]:
-    """A worker's records by its process, the first one first."""
-    return [rows[rows["incarnation"] == one] for one in range(int(rows["incarnation"].max(initial=-1)) + 1)]
+def by_process(records: Mapping[int, np.ndarray]) -> dict[Process, np.ndarray]:
+    """The records of each process."""
+    return {
+        (worker, incarnation): rows[rows["incarnation"] == incarnation]
+        for worker, rows in records.items()
+        for incarnation in range(int(rows["incarnation"].max(initial=-1)) + 1)
+    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +12,19 @@ from paceline.data.round_deal import Left
 from paceline.errors import UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.optim.model_state import dense_buffers
+from paceline.ports.ports import Storage
 from paceline.records import checkpoint_contents, checkpoint_files
 from paceline.worker.storage import WorkerStorage
 
 
-class ServerState:
-    """Gives a replayed server the state of its rule; implements `Storage`, and keeps nothing."""
+class ServerState(Storage):
+    """Gives a replayed server the state of its rule, and keeps nothing."""
 
     def __init__(self, rule: dict[str, Any]) -> None:
         self._rule = rule
 
     def restore(self) -> dict[str, Any] | None:
         return {"rule": self._rule} if self._rule else None
-
-    def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
-        pass
-
-    def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        pass
 
 
 class ResumedStart:
@@ -53,19 +46,10 @@ class ResumedStart:
         checkpoint_files.check(checkpoint)
         self._checkpoint, self._algorithm = checkpoint, algorithm
 
-    @cached_property
-    def _parameters(self) -> checkpoint_contents.Parameters:
-        return checkpoint_contents.load_parameters(self._checkpoint)
-
     @property
     def taken(self) -> int:
         """Rounds before it, in lockstep."""
         return checkpoint_contents.load_workers(self._checkpoint)[0]["taken"]
-
-    @property
-    def version(self) -> int:
-        """Of the parameters that all workers share."""
-        return self._parameters.version
 
     def initialise(self, shared: Any, binding: FlatBinding, model: nn.Module) -> None:
         """Sets the parameters, their version, and the model's buffers."""
@@ -94,5 +78,5 @@ class ResumedStart:
 
     def left(self) -> Left:
         """The batches that are left, in lockstep."""
-        first = self._parameters.next_batch
+        first = checkpoint_contents.load_parameters(self._checkpoint).next_batch
         return self.storage(0).left(first) if self._algorithm.in_rounds else Left(first, [])

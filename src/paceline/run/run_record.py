@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from paceline.algorithms import Algorithm
 from paceline.records.batch_sizes import batch_sizes, ideal_step_s
-from paceline.records.summary import NO_UPDATE, WINDOW, summarize
+from paceline.records.summary import NO_UPDATE, WINDOW, summarize, unrecorded
 from paceline.specs.goal import Goal
 from paceline.worker.supervised import Outcome
 
@@ -61,12 +61,25 @@ class RunRecord:
             outcome.reason = f"The parameters are not finite at version {self.evaluations[-1]['version']}."
 
     @staticmethod
-    def choice_notes(algorithm: Algorithm | None, num_workers: int, delay: int) -> list[str]:
+    def choice_notes(algorithm: Algorithm, num_workers: int, delay: int) -> list[str]:
         """New warnings about this delay, which the programs chose."""
-        if algorithm is None:
-            return []
         now, before = algorithm.caution(num_workers, delay), algorithm.caution(num_workers)
         return [now] if now and now != before else []
+
+    @staticmethod
+    def unrecorded_updates(algorithm: Algorithm, records: Mapping[int, np.ndarray], shared: Any, **named: Any) -> int:
+        """Updates without a record; `named`: as for `unrecorded`, where workers share the parameters."""
+        if algorithm.gossip:
+            written = [np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items())]
+            return sum(max(0, made - int(n)) for made, n in zip(shared.updates(), written, strict=False))
+        return unrecorded(records, shared.version, waits=algorithm.lets_gradients_wait, **named)
+
+    @staticmethod
+    def lacking(records: Mapping[int, np.ndarray], ends: Iterable[tuple[int, int | None]]) -> int:
+        """How many workers lack the record of their last update, by `ends`; None: it is the run's newest."""
+        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
+        newest = max(last.values(), default=0)
+        return sum((newest if end is None else end) > last.get(worker, 0) for worker, end in ends)
 
     def figures(
         self,

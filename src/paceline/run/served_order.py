@@ -7,38 +7,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.ports.ports import Event, Message, Received
-from paceline.records.order import Exchange
+from paceline.records.order import Exchange, Process
 from paceline.simulator.mailbox import SimulatedMailbox
 
-Process = tuple[int, int]  # a worker and its incarnation
 
-
-class ShardOrder:
-    """The order in which one shard received gradients and other requests.
+class OrderedMailbox(SimulatedMailbox):
+    """A server's mailbox, which hands out messages in the order in which its shard received them in a recorded run.
 
     A gradient comes when the shard has the version before its update and has sent all answers that it sent at that version.
     Any other request comes at the version with which it was answered.
 
     Args:
-        exchanges: by process of a worker.
+        shard: that the server writes.
+        exchanges: with this shard, by process of a worker.
         waits: whether workers wait for each other. A goodbye then comes when nothing else can: it lets the shard answer those
             that wait for the worker that left.
     """
 
-    def __init__(self, exchanges: Mapping[Process, Sequence[Exchange]], *, waits: bool) -> None:
-        self._waits = waits
+    def __init__(
+        self, *args: Any, shard: Any, exchanges: Mapping[Process, Sequence[Exchange]], waits: bool, **named: Any
+    ) -> None:
+        super().__init__(*args, **named)
+        self._shard, self._waits = shard, waits
         self._exchanges = {process: list(reversed(own)) for process, own in exchanges.items()}
         every = [one for own in exchanges.values() for one in own]
         self._unanswered = Counter(one.at for one in every if one.at is not None)  # by version
         self._to_come = Counter(one.of for one in every if one.of)  # gradients, by update
         self._asking: dict[int, int | None] = {}  # worker -> version at which it will be answered
 
-    def answered(self, worker: int) -> None:
-        at = self._asking.pop(worker, None)
+    def send(self, to: int, message: Message) -> None:
+        super().send(to, message)
+        at = self._asking.pop(to, None) if message.kind in ("x", "ack") else None
         if at is not None:
             self._unanswered[at] -= 1
 
-    def pick(self, events: Sequence[Event], version: int) -> int | None:
+    def receive(self, timeout_s: float | None = None, **which: Any) -> Event | None:
+        """As `Mailbox.receive`; without a choice it waits for the message whose turn it is, however long that takes."""
+        if which:
+            return super().receive(timeout_s, **which)
+        while (place := self._pick(self._items, self._shard.version)) is None:
+            kept, self._items = self._items, []
+            event = super().receive()
+            assert event is not None
+            self._items = [*kept, event, *self._items]
+        return self._items.pop(place)
+
+    def _pick(self, events: Sequence[Event], version: int) -> int | None:
         """The place of the event that a shard with this version receives next; None: it has not come yet."""
         seen: set[int] = set()
         goodbye = None
@@ -91,29 +105,3 @@ def _is_ordered(message: Message) -> bool:
     return message.kind in ("push", "push-only") or (
         (message.kind == "fetch" and not message.version) or (message.kind == "join" and not message.number)
     )
-
-
-class OrderedMailbox(SimulatedMailbox):
-    """A server's mailbox, which hands out messages in a recorded order."""
-
-    __slots__ = ("_order", "_shard")
-
-    def __init__(self, *args: Any, order: ShardOrder, shard: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._order, self._shard = order, shard
-
-    def send(self, to: int, message: Message) -> None:
-        super().send(to, message)
-        if message.kind in ("x", "ack"):
-            self._order.answered(to)
-
-    def receive(self, timeout_s: float | None = None, **which: Any) -> Event | None:
-        """As `Mailbox.receive`; without a choice it waits for the message whose turn it is, however long that takes."""
-        if which:
-            return super().receive(timeout_s, **which)
-        while (place := self._order.pick(self._items, self._shard.version)) is None:
-            kept, self._items = self._items, []
-            event = super().receive()
-            assert event is not None
-            self._items = [*kept, event, *self._items]
-        return self._items.pop(place)

@@ -122,20 +122,15 @@ class Servers:
         elif not self._take_over(state, copy):
             self._give_up(state)
             why = f"{how} while its second copy was dead or not up to date, so updates are lost"
-            self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {self._remedy}"))
+            remedy = "start a new run with an out folder, which keeps checkpoints to resume from."
+            if (folder := self._folder) is not None:
+                remedy = f"resume from the last checkpoint in {folder}, by resume= in Python or --resume on the command line."
+            self._fail(f"{self._name(state)} ", Failure("error", f"{why}: {remedy}"))
 
     def _give_up(self, state: WorkerState) -> None:
         """Leaves a dead server without a successor, and ends the write in which it was killed, for which others would wait."""
         state.lost = True
         self._outcome.torn_updates += self._arena.shared.recover(state.worker_id, state.incarnation)
-
-    @property
-    def _remedy(self) -> str:
-        if self._folder is None:
-            return "start a new run with an out folder, which keeps checkpoints to resume from."
-        return (
-            f"resume from the last checkpoint in {self._folder}, by resume= in Python or --resume on the command line."
-        )
 
     def _restart(self, state: WorkerState) -> None:
         state.incarnation += 1

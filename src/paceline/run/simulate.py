@@ -132,12 +132,10 @@ def simulate(
     )
     is_evaluated = goal.any or folder is not None
     with system.intra_op_threads(intra_op_threads):
-        return drive(
-            lambda: LoopSimulation(
-                train, cluster, named, seed, faults, goal, restarts, min_workers, is_evaluated=is_evaluated
-            ),
-            folder,
+        make = partial(
+            LoopSimulation, train, cluster, named, seed, faults, goal, restarts, min_workers, is_evaluated=is_evaluated
         )
+        return drive(make, folder)
 
 
 def _like(

@@ -137,6 +137,7 @@ class TaskSimulation:
                 self.evaluator = task_evaluator(self.task, test_set, config.seed)
                 loss = initial_loss(self.task, self.evaluator, self.train_set)
         self.algorithm = self.config.delayed_algorithm(self.plan)
+        self.has_own_buffers = self.algorithm.lockstep  # whether each worker keeps the model's buffers to itself
         if timing_only and num_parameters is not None:
             self.num_parameters = num_parameters
             x, vector_bytes = torch.empty(0), num_parameters * _DECLARED_ELEMENT_BYTES
@@ -231,7 +232,7 @@ class TaskSimulation:
         random_states = RandomStates()
         is_plain = config.optimizer == "sgd" and not config.momentum
         declared = {"bucket_sizes": self._bucket_sizes(), "is_plain_sgd": is_plain}
-        has_own = self._own_buffers() and self.model is not None and any(True for _ in self.model.buffers())
+        has_own = self.has_own_buffers and self.model is not None and any(True for _ in self.model.buffers())
         buffers = OwnBuffers(cast(nn.Module, self.model), config.workers) if has_own else None
         if buffers is not None:
             self.record.before_evaluation = lambda: buffers.enter(machine.shared.model_ids()[0])
@@ -264,7 +265,8 @@ class TaskSimulation:
                 replica: BaseReplica = TimedReplica(batches=batches, **declared, **base)
             else:
                 base |= {"binding": self.binding, "random_states": random_states, "buffers": buffers}
-                replica = self._replica(self.model, self.task.loss, config.make_optimizer, batches, **base)
+                task = self.model, self.task.loss, config.make_optimizer, batches
+                replica = self._replica(claims, *task, **base)
             replica.shares, replica.deal = shares, deal
 
             def work() -> None:
@@ -300,12 +302,8 @@ class TaskSimulation:
             survivors=survivors_in(self.algorithm, ports),
         )
 
-    def _replica(self, *task: Any, **base: Any) -> SimulatedReplica:
+    def _replica(self, claims: Any, *task: Any, **base: Any) -> SimulatedReplica:
         return SimulatedReplica(*task, **base)
-
-    def _own_buffers(self) -> bool:
-        """Whether each worker keeps the model's buffers to itself."""
-        return self.algorithm.lockstep
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
         self.machine.start(ports.worker_id, work)

@@ -39,9 +39,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         if self.idle:
             self._goes_on = False
             self._uncomputed.clear()
-        if samples:
-            self._uncomputed.append(samples)
-            self._core.know_batch_size(samples)
+        self._will_compute(samples)
         super().begin(started_s, batch_number, samples)
 
     def _begin_without_batch(self, samples: int = 0) -> None:
@@ -50,11 +48,13 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         super()._begin_without_batch(samples)
 
     def _weigh(self) -> int:
-        samples = super()._weigh()
+        self._will_compute(samples := super()._weigh())
+        return samples
+
+    def _will_compute(self, samples: int) -> None:
         if samples > 0:
             self._uncomputed.append(samples)
             self._core.know_batch_size(samples)
-        return samples
 
     def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
         """Computes another gradient of the step, which takes the time of the step's batch again."""
@@ -72,7 +72,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         if finish is None:
             super().gradient(at, version)
         elif ready is None:
-            super().gradient(at, version, finish=partial(self._hand_out, _nowhere, finish))
+            super().gradient(at, version, finish=partial(self._hand_out, lambda bucket: None, finish))
         else:
             super().gradient(at, version, self._held_back.append, partial(self._hand_out, ready, finish))
         self._compute()
@@ -119,7 +119,3 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         self._core.update()
         self._apply_s += self._now_s() - begun_s
         super().apply(to, scale, of, weight)
-
-
-def _nowhere(bucket: torch.Tensor) -> None:
-    """There are no buckets."""

@@ -13,10 +13,9 @@ import torch
 
 from paceline.algorithms import Algorithm
 from paceline.ports.shared import AVERAGE
-from paceline.records.order import OrderWriter, PackedOrder
+from paceline.records.order import ORDER, OrderWriter
 from paceline.records.run_data import RunData
-from paceline.records.step_record import RECORD_DTYPE, RECORD_STRUCT, without_waiting
-from paceline.records.summary import unrecorded
+from paceline.records.step_record import RECORD_DTYPE, PackedRecords, last_s, without_waiting
 from paceline.run.run_record import RunRecord
 from paceline.simulator.machine import SimulatedMachine
 from paceline.specs.goal import Goal
@@ -63,10 +62,10 @@ class SimulationRecord(RunRecord):
         self._machine = machine
         self._evaluator = evaluator
         self._timing_only = timing_only
-        self._evaluated = _SimulatedParameters(machine.shared, buffers)
+        self.shared, self._buffers = machine.shared, buffers
         self._recorded = _Records(machine.cluster.workers)
         self._unrecorded_of_replaced = 0
-        self._order: dict[int, PackedOrder] = {}
+        self._order: dict[int, PackedRecords] = {}
         if machine.needs.order and not timing_only:
             machine.further_ports = lambda *process: {"decided": self._order_of(*process)}
         self.know_epoch(epoch_samples)
@@ -76,7 +75,7 @@ class SimulationRecord(RunRecord):
         return _Recorder(self._recorded, worker_id, self._watch if any(one is not None for one in watched) else None)
 
     def _order_of(self, worker_id: int, incarnation: int) -> OrderWriter:
-        return OrderWriter(self._order.setdefault(worker_id, PackedOrder()).append, incarnation)
+        return OrderWriter(self._order.setdefault(worker_id, PackedRecords(ORDER)).append, incarnation)
 
     def know_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch has, which decides how often to evaluate."""
@@ -109,28 +108,34 @@ class SimulationRecord(RunRecord):
         if is_over:
             self._machine.scheduler.stop()
 
+    def extra(self, name: str) -> torch.Tensor:
+        """As in `Evaluated`: a buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
+        if name.startswith(AVERAGE):
+            return self.shared.average_buffers[name.removeprefix(AVERAGE)]
+        return self._buffers[name]
+
     def _evaluate(self, evaluator: Evaluator, elapsed_s: float) -> bool:
         """Evaluates now; returns whether the target accuracy is reached."""
         if self.before_evaluation is not None:
             self.before_evaluation()
         about = {"elapsed_s": elapsed_s, "samples": self.samples, "train_loss": self.loss}
         with torch_undisturbed():
-            return self.take_evaluation(evaluator.now(self._evaluated, about))
+            return self.take_evaluation(evaluator.now(self, about))
 
     def finish(self, config: dict[str, Any], *, num_parameters: int) -> RunData:
         machine, outcome, is_gossip = self._machine, self.outcome, self._algorithm.gossip
         records = self._recorded.by_worker()
-        lost = self._unrecorded(records)
+        # Their worker was killed, or the run stopped, before the worker learnt of them.
+        lost = self.unrecorded_updates(self._algorithm, records, machine.shared)
         if not is_gossip:
             records = without_waiting(records, machine.shared.version)
-        wall_s = max((float(rows["ended_s"][-1]) for rows in records.values() if len(rows)), default=0.0)
+        wall_s = last_s(records)
         if outcome.name == "stopped" and machine.lives.all_dead:
             self.end("crashed", "All workers were killed, and no worker is left.")
         if outcome.name == "crashed":  # of it: until the others knew
             wall_s = max(wall_s, machine.scheduler.now_s)
-        own_models: dict[str, float | None] = dict.fromkeys(
-            ("consensus_distance", "worst_worker_accuracy") if is_gossip else ()
-        )
+        of_models = ("consensus_distance", "worst_worker_accuracy") if is_gossip else ()
+        own_models: dict[str, float | None] = dict.fromkeys(of_models)
         if is_gossip and not self._timing_only:
             own_models["consensus_distance"] = machine.shared.consensus_distance()
         if self._evaluator is not None:
@@ -138,7 +143,7 @@ class SimulationRecord(RunRecord):
             self.end_if_not_finite(outcome, finite=self._evaluator.finite)
             if is_gossip:
                 with torch_undisturbed():
-                    own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self._evaluated)
+                    own_models["worst_worker_accuracy"] = self._evaluator.worst_worker_accuracy(self)
         outcome.workers_lost, outcome.restarts = sorted(machine.lives.lost), machine.lives.restarts
         result = self.figures(
             records,
@@ -163,14 +168,6 @@ class SimulationRecord(RunRecord):
         order = {worker: own for worker, rows in sorted(self._order.items()) if len(own := rows.array())}
         return RunData(config, result, records, self.evaluations, order=order)
 
-    def _unrecorded(self, records: dict[int, np.ndarray]) -> int:
-        """Updates without a record, because their worker was killed, or the run stopped, before the worker learnt of them."""
-        shared = self._machine.shared
-        if self._algorithm.gossip:
-            written = (np.count_nonzero(rows["applied_version"] >= 1) for _, rows in sorted(records.items()))
-            return sum(made - int(n) for made, n in zip(shared.updates(), written, strict=False))
-        return unrecorded(records, shared.version, waits=self._algorithm.lets_gradients_wait)
-
     def count_unrecorded_of(self, worker_id: int, end: int) -> None:
         """Counts the record that a dead worker, which is being replaced, lacks if it took part in update `end`."""
         last = int(self.records_of(worker_id)["applied_version"].max(initial=0))
@@ -180,35 +177,26 @@ class SimulationRecord(RunRecord):
         """Missing records of workers that died after a round had their gradient: at most one each."""
         if not (self._algorithm.survivors_continue and self._algorithm.together):
             return 0
-        last = {worker: int(rows["applied_version"].max(initial=0)) for worker, rows in records.items()}
-        newest, ends = max(last.values(), default=0), self._machine.shared.ends
-        return self._unrecorded_of_replaced + sum(
-            (newest if ends[one] is None else ends[one]) > last.get(one, 0) for one in self._machine.lives.lost
-        )
+        ends = [(worker, self._machine.shared.ends[worker]) for worker in self._machine.lives.lost]
+        return self._unrecorded_of_replaced + self.lacking(records, ends)
 
 
 class _Records:
-    """The records of all workers, packed, in the order in which they were made.
-
-    Millions of tuples would keep the garbage collector busy, and buffers for thousands of workers would not stay in the cache.
-    """
+    """The records of all workers in one buffer: those of thousands of workers would not stay in the cache."""
 
     def __init__(self, num_workers: int) -> None:
-        self.data = bytearray()
+        self.packed = PackedRecords()
         self.workers = array("i")  # of each record
         self._num_workers = num_workers
 
     def of(self, worker_id: int) -> np.ndarray:
-        return self._all()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
+        return self.packed.array()[np.frombuffer(bytes(self.workers), np.int32) == worker_id]
 
     def by_worker(self) -> dict[int, np.ndarray]:
         workers = np.frombuffer(bytes(self.workers), np.int32)
-        ordered = self._all()[np.argsort(workers, kind="stable")]
+        ordered = self.packed.array()[np.argsort(workers, kind="stable")]
         ends = np.cumsum(np.bincount(workers, minlength=self._num_workers)).tolist()
         return {worker: ordered[first:end] for worker, (first, end) in enumerate(pairwise([0, *ends]))}
-
-    def _all(self) -> np.ndarray:
-        return np.frombuffer(bytes(self.data), RECORD_DTYPE)
 
 
 @dataclass(slots=True)
@@ -221,21 +209,7 @@ class _Recorder:
 
     def append(self, *fields: float) -> None:
         records = self.records
-        records.data += RECORD_STRUCT.pack(*fields)
+        records.packed.append(*fields)
         records.workers.append(self.worker_id)
         if self.watch is not None:
             self.watch(fields)
-
-
-@dataclass
-class _SimulatedParameters:
-    """Input of an `Evaluator`: parameters with a `snapshot`, and the model's buffers."""
-
-    shared: Any
-    buffers: Mapping[str, torch.Tensor]
-
-    def extra(self, name: str) -> torch.Tensor:
-        """A buffer, by `buffer <name>`; its average, by `average buffer <name>`."""
-        if name.startswith(AVERAGE):
-            return self.shared.average_buffers[name.removeprefix(AVERAGE)]
-        return self.buffers[name]

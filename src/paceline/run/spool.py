@@ -33,8 +33,7 @@ class Spool:
         self._order_rings: list[RecordRing] = []
         # In memory, as a killed run is not replayed.
         self._order: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-        self._chunks: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
-        self._folder = folder  # where `events-<worker>.bin` grow; None: kept in memory
+        self.folder = folder  # where `events-<worker>.bin` grow; None: kept in memory
         self._files: list[IO[bytes]] = []
         self._unwritten = [bytearray() for _ in range(num_workers)]
         if folder is not None:
@@ -52,10 +51,6 @@ class Spool:
         """Records that were overwritten before they were read."""
         return sum(ring.lost for ring in (*self._rings, *self._order_rings))
 
-    @property
-    def is_on_disk(self) -> bool:
-        return self._folder is not None
-
     def num_written(self, worker_id: int) -> int:
         """Records that a worker has written, drained or not."""
         return self._rings[worker_id].num_written
@@ -69,39 +64,31 @@ class Spool:
             records = ring.drain()
             self.totals[worker] += len(records)
             self.fresh[worker] = records
-            if self._files:
-                self._write(worker, records)
-            elif len(records):
-                self._chunks[worker].append(records)
+            self._unwritten[worker] += records.tobytes()
+            if self.folder is not None:
+                self._write(worker, self.folder)
         for rows, ring in zip(self._order, self._order_rings, strict=False):
             if len(fresh := ring.drain()):
                 rows.append(fresh)
         if not any(self._unwritten):
             self.failure = ""
 
-    def _write(self, worker: int, records: np.ndarray) -> None:
-        assert self._folder is not None
+    def _write(self, worker: int, folder: Path) -> None:
         unwritten, file = self._unwritten[worker], self._files[worker]
-        unwritten += records.tobytes()
         try:
             while unwritten:  # a disk that is all but full takes a part
                 del unwritten[: os.write(file.fileno(), unwritten)]
         except OSError as error:
-            self.failure = str(files.not_written(_file(self._folder, worker), error))
+            self.failure = str(files.not_written(_file(folder, worker), error))
             if self._tell is not None:
                 self._tell(f"Events are kept in memory until there is room for them: {self.failure}")
                 self._tell = None
 
     def records(self) -> dict[int, np.ndarray]:
         """All records so far, by worker; times on the machine's monotonic clock."""
-        if self._folder is not None:
-            return {
-                worker: _whole(_file(self._folder, worker).read_bytes() + unwritten)
-                for worker, unwritten in enumerate(self._unwritten)
-            }
         return {
-            worker: np.concatenate(chunks) if chunks else np.empty(0, RECORD_DTYPE)
-            for worker, chunks in enumerate(self._chunks)
+            worker: _whole((_file(self.folder, worker).read_bytes() if self.folder is not None else b"") + unwritten)
+            for worker, unwritten in enumerate(self._unwritten)
         }
 
     def order(self) -> dict[int, np.ndarray]:
@@ -115,9 +102,9 @@ class Spool:
 
     def remove(self) -> None:
         """Deletes the files, once the events are written in their final form."""
-        if self._folder is not None:
+        if self.folder is not None:
             for worker in range(len(self._files)):
-                _file(self._folder, worker).unlink(missing_ok=True)
+                _file(self.folder, worker).unlink(missing_ok=True)
 
 
 def read_spool(path: Path) -> np.ndarray:

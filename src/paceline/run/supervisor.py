@@ -147,10 +147,6 @@ class Supervisor:
         newcomers = self.arena.newcomers if self.arena is not None else None
         return newcomers is None or newcomers.has_entered(worker.worker_id, worker.incarnation)
 
-    @property
-    def all_returned(self) -> bool:
-        return all(one.ended and one.failure is None for one in self.workers)
-
     def stop(self, *, at_once: bool = False) -> None:
         """Asks every worker to end at its next step or wait; those in rounds end after the same one, unless `at_once`."""
         if self.arena is not None:
@@ -282,11 +278,8 @@ class Supervisor:
         self._start_when_ready()
 
     def _start_when_ready(self) -> None:
-        if (
-            self.started_s is None
-            and all(one.ready or not one.running for one in self.workers)
-            and self.servers.all_ready
-        ):
+        all_ready = all(one.ready or not one.running for one in self.workers) and self.servers.all_ready
+        if self.started_s is None and all_ready:
             assert self.arena is not None
             self.started_s = time.monotonic()
             self.arena.store("go", 1)

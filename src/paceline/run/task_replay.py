@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
-
-import torch
 
 from paceline.data.plan import BatchPlan
 from paceline.errors import PacelineError, UsageError
 from paceline.ports.ports import Ports
-from paceline.run.gossip_order import AveragingReplica
 from paceline.run.inputs import inputs_of
-from paceline.run.recorded_order import OrderedReplica, RecordedClaims, RecordedReplica
+from paceline.run.recorded_order import RecordedClaims, RecordedReplica
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate_task import TaskSimulation
 from paceline.simulator.program import ProgramError
@@ -23,15 +19,15 @@ class TaskReplay(Repetition, TaskSimulation):
     """One repetition of a run of `paceline train`. Args: as for `Repetition`."""
 
     def __init__(self, run: Recorded, version: int | None, shards: Sequence[int] = (), **named: Any) -> None:
-        TaskSimulation.__init__(self, run.config, self.cluster_of(run), evaluates=False)
+        TaskSimulation.__init__(self, run.config, run.cluster, evaluates=False)
+        self.has_own_buffers = True
         Repetition.__init__(self, run, version, shards, **named)
-        before, now = run.inputs, inputs_of(run.config.task, self.train_set)
+        before, now = run.part.result.get("inputs") or {}, inputs_of(run.config.task, self.train_set)
         if any(before.get(name, now[name]) != now[name] for name in ("samples", "data")):
             raise UsageError(
                 f"{run.folder} cannot be replayed: its training set ({before['samples']:,} samples) differs from this one "
                 f"({now['samples']:,} samples): give the run's data folder with --data."
             )
-        self._own_claims: dict[int, Any] = {}  # the newest of each worker
         if self.algorithm.lockstep:
             self._most_steps = run.num_rounds
         if run.start is not None:
@@ -42,10 +38,6 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def run_programs(self) -> None:
         self.run()
-
-    def samples_of(self, batch: int) -> torch.Tensor | None:
-        assert self.plan is not None
-        return self.plan.indices(batch)
 
     def _further_ports(self, worker_id: int, incarnation: int) -> dict[str, Any]:
         found, shard = super()._further_ports(worker_id, incarnation), worker_id - self.config.workers
@@ -65,47 +57,28 @@ class TaskReplay(Repetition, TaskSimulation):
             raise error.cause if isinstance(error.cause, PacelineError) else error from None
 
     def _claims(self, plan: BatchPlan, ports: Ports[Any], claim_batch: Callable[[], int], taken: int) -> Any:
-        if self._turns is None and self._averages is None and not self._orders:
-            claims: Any = super()._claims(plan, ports, claim_batch, taken)
-        else:
-            claims = RecordedClaims(plan, self._rows(ports.worker_id, ports.incarnation))
-        self._own_claims[ports.worker_id] = claims
-        return claims
+        if self._turns is None and self._averages is None and not self._exchanges:
+            return super()._claims(plan, ports, claim_batch, taken)
+        return RecordedClaims(plan, self._rows((ports.worker_id, ports.incarnation)))
 
-    def _own_buffers(self) -> bool:
-        return True
-
-    def _replica(self, *task: Any, **base: Any) -> RecordedReplica:
-        worker_id = base["core"].worker_id
-        process = worker_id, base["incarnation"]
-        keeps = self._version if self._ends_there and self._is_maker(process) else None
-        base |= {"rows": self._rows(*process), "keeps": keeps}
-        if self._averages is not None:
-            shared = self.machine.shared.workers[worker_id]
-            on_own = partial(self._applied, worker_id) if process == self._maker else None
-            on_own = partial(self._applied_other, process) if process in self._others else on_own
-            replica = AveragingReplica(*task, averages=self._averages, shared=shared, on_own=on_own, **base)
-        elif self._turns is None:
-            on_applied = partial(self._applied, worker_id) if not self._orders else None
-            replica = RecordedReplica(*task, on_applied=on_applied, **base)
-        else:
-            replica = OrderedReplica(*task, turns=self._turns, on_applied=self._turns.updated, **base)
-        self._replicas[worker_id, base["incarnation"]] = replica
+    def _replica(self, claims: Any, *task: Any, **base: Any) -> RecordedReplica:
+        worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
+        replica = self._replicas[process] = RecordedReplica(*task, plan=claims.plan, **self.recorded(process), **base)
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
-            has_own = self.algorithm.gossip and not base["incarnation"]
+            has_own = self.algorithm.gossip and not incarnation
             own_model = self.machine.shared.workers[worker_id] if has_own else None
-            self._own_claims[worker_id].taken = self._run.start.begin_worker(worker_id, replica, own_model)
+            claims.taken = self._run.start.begin_worker(worker_id, replica, own_model)
         return replica
 
     def _start(self, ports: Ports[Any], work: Callable[[], None]) -> None:
-        if ports.incarnation and self._deaths is None:
+        if ports.incarnation and self.members is None:
             work()  # in the program of the process before, as the end of a program ends all that its worker has
         else:
             super()._start(ports, work)
 
     def _work(self, replica: Any, ports: Ports[Any]) -> None:
-        worker_id = ports.worker_id
-        super()._work(replica, self.ports_of(ports))
-        if self._deaths is None and ports.incarnation + 1 < len(self._run.processes[worker_id]):
-            self.machine.lives.start_again(worker_id, ports.incarnation + 1)
+        super()._work(replica, ports)
+        successor = ports.worker_id, ports.incarnation + 1
+        if self.members is None and successor in self._run.processes:
+            self.machine.lives.start_again(*successor)

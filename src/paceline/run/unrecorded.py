@@ -27,14 +27,17 @@ def with_unrecorded(run: RunData) -> tuple[RunData, str]:
     """
     lost = run.result["workers_lost"]
     order = dict(run.order)
-    for worker in {*lost} & order.keys():
-        order[worker] = _recorded_part(order[worker], run, worker)
+    for worker in {*lost} & order.keys() if len(run.result["shards"]) > 1 else ():
+        own = order[worker]
+        least = 1 + int(own["incarnation"].max(initial=0))
+        num_steps = np.bincount(run.records[worker]["incarnation"], minlength=least)
+        order[worker] = own[own["moment"] <= num_steps[own["incarnation"]] + 1]
     run = dataclasses.replace(run, order=order)
     held = {one.get("held") for one in run.result["shards"]}
-    num_missing = {None if one is None else one - _num_applied(run) for one in held}
-    if num_missing == {0}:
+    num_applied = sum(int(np.count_nonzero(rows["applied_version"] > 0)) for rows in run.records.values())
+    if held == {num_applied}:
         return run, ""
-    if num_missing != {1} or len(lost) != 1 or "resumed" in run.result:
+    if held != {num_applied + 1} or len(lost) != 1 or "resumed" in run.result:
         return run, _WHY
     rows = run.records[lost[0]]
     rows = rows[rows["incarnation"] == 0]
@@ -49,17 +52,6 @@ def with_unrecorded(run: RunData) -> tuple[RunData, str]:
     own = run.records[lost[0]]
     records = {**run.records, lost[0]: np.concatenate([rows, row, own[own["incarnation"] > 0]])}
     return dataclasses.replace(run, records=records), ""
-
-
-def _num_applied(run: RunData) -> int:
-    return sum(int(np.count_nonzero(rows["applied_version"] > 0)) for rows in run.records.values())
-
-
-def _recorded_part(order: np.ndarray, run: RunData, worker: int) -> np.ndarray:
-    """A worker's order without what its processes recorded after their last step."""
-    rows, num_shards = run.records[worker], len(run.result["shards"])
-    num_steps = np.bincount(rows["incarnation"], minlength=int(order["incarnation"].max(initial=0)) + 1)
-    return order[order["moment"] <= num_steps[order["incarnation"]] + 1] if num_shards > 1 else order
 
 
 def _missing_batch(run: RunData) -> int | None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 from paceline.algorithms import Algorithm
 from paceline.errors import UsageError
-from paceline.records.order import NONE
+from paceline.records.order import NONE, Process
 from paceline.records.run_data import RunData
 
 if TYPE_CHECKING:
     from paceline.memory.arena import Arena
     from paceline.worker.supervised import WorkerState
-
-Process = tuple[int, int]  # a worker and its incarnation
 
 _LEAST_BUCKET_BYTES = 2**16  # so large, all buckets of a step are reduced in one round of barriers
 
@@ -88,10 +86,8 @@ def unrecorded_changes(run: RunData, algorithm: Algorithm) -> str:
     lost, changes = Counter(run.result["workers_lost"]), ViewChanges.of(run)
     if not lost and not changes:
         return ""
-    newcomers = {
-        (worker, n) for worker, rows in run.records.items() for n in set(rows["incarnation"].tolist()) if n > 0
-    }
-    if lost - Counter(worker for worker, _ in changes.left) or newcomers - changes.came.keys():
+    trained = {(worker, n) for worker, rows in run.records.items() for n in set(rows["incarnation"].tolist()) if n > 0}
+    if lost - Counter(worker for worker, _ in changes.left) or trained - changes.came.keys():
         return "a worker died, and the records do not have when the others learnt of it"
     if run.result["outcome"] == "crashed":
         return "a worker died, and so the run failed"

@@ -125,7 +125,7 @@ class SimulatedMachine:
             has_servers=self._num_servers > 0,
         )
         self.new_mailbox: Callable[..., SimulatedMailbox] = SimulatedMailbox
-        self.further_ports: Callable[[int, int], dict[str, Any]] = lambda *_: {}  # by worker, incarnation
+        self.further_ports: Callable[[int, int], dict[str, Any]] = lambda *_: {}  # or others, by worker, incarnation
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
@@ -182,7 +182,6 @@ class SimulatedMachine:
             self._network.boxes[worker_id] = mailbox
             concurrency = SimulatedConcurrency(self.scheduler, worker_id, self.cluster.wake_s)
         return {
-            **self.further_ports(worker_id, incarnation),
             "worker_id": worker_id,
             "num_workers": self.cluster.workers,
             "clock": SimulatedClock(self.scheduler),
@@ -199,6 +198,7 @@ class SimulatedMachine:
             "incarnation": incarnation,
             "num_servers": self._num_servers,
             "codec_moves": self._codec_moves,
+            **self.further_ports(worker_id, incarnation),
         }
 
     def _moved(self, core: Core) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import NotWrittenError, UsageError
-from paceline.records.run_data import write_json, write_text
+from paceline.records.run_data import write_json
 from paceline.study.study_file import Study
 from paceline.study.trial import Trial
 from paceline.system import files
@@ -59,7 +59,7 @@ class StudyFolder:
 
     def begin(self, study: Study) -> None:
         """Writes the study and its environment, and removes what an interrupted trial left."""
-        write_text(self.path / "study.toml", study.as_text())
+        files.write_text(self.path / "study.toml", study.as_text())
         write_json(self.path / "environment.json", {"machine": machine(), "versions": versions()})
         with files.writing(self.trials):
             for path in self.trials.glob(f"{_UNFINISHED}*"):
