@@ -122,7 +122,7 @@ class SimulatedMembership(Membership):
         self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, run.seed
         self.binding = binding
         self.random_states = random_states
-        self.gatherer = _SimulatedGatherer(run.gathering, self)
+        self.gatherer = self._sums = _SimulatedGatherer(run.gathering, self)
         self.tables = SharedTables(run.tables.__getitem__, self.worker_id)
         self.tables.tell_random_states(random_states)
         self._run, self._machine, self._record, self._algorithm = run, machine, record, algorithm
@@ -179,7 +179,7 @@ class SimulatedMembership(Membership):
         self.has_entered = True
 
     def reach_epoch(self, epoch: int) -> None:
-        self.gatherer.epoch = epoch
+        self._sums.epoch = epoch
 
     def begin_epoch(self, epoch: int | None, *about: Any, **named: Any) -> None:
         if epoch is not None and not self.has_entered:

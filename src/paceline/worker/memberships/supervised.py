@@ -144,7 +144,7 @@ class SupervisedMembership(Membership):
             memory.ports = self.part.begin(memory.ports, axes, algorithm)
         self.ports, self.replica, self.base_arguments = memory.ports, memory.replica, memory.base_arguments
         self.stopped, self.snapshot = memory.stopped, memory.snapshot
-        self.gatherer = SupervisedGatherer(environment.supervisor, self.stopped)
+        self.gatherer = self._sums = SupervisedGatherer(environment.supervisor, self.stopped)
         if is_evaluated:
             self.tell_epoch = EvaluationChannel(self.arena).tell_epoch
         if evaluator is not None:
@@ -260,7 +260,7 @@ class SupervisedMembership(Membership):
     # Checkpoints
 
     def reach_epoch(self, epoch: int) -> None:
-        self.gatherer.epoch = epoch
+        self._sums.epoch = epoch
 
     def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         if epoch is not None and self.incarnation:
