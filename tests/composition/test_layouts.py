@@ -158,7 +158,7 @@ def refused(one):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("number", [*range(40), *(pytest.param(n, marks=pytest.mark.soak) for n in range(40, 400))])
+@pytest.mark.parametrize("number", [*range(25), *(pytest.param(n, marks=pytest.mark.soak) for n in range(25, 400))])
 def test_a_combination(number):
     one, found, lock = case(number), {}, threading.Lock()
     sentence = refused(one)

@@ -142,9 +142,10 @@ def of_all(loss_of, sizes):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("loss", [mean_square, cross_entropy, sum_of_squares, weighted_with_penalties])
+@pytest.mark.parametrize(
+    ("loss", "groups"), each_value([mean_square, cross_entropy, sum_of_squares, weighted_with_penalties], [2, 4, 1])
+)
 @pytest.mark.parametrize(("pairing", "sizes"), [("gather", (8, 4, 2, 6)), ("column-row", (8, 8, 8, 8))], ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 4])
 def test_in_groups(groups, pairing, loss, sizes, tmp_path):
     layout = pl.HybridParallel(groups=groups, layers="2-4", pairing=pairing)
     pl.launch(partial(in_groups, layout, loss, sizes, tmp_path), workers=4, backend="threads")

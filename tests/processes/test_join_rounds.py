@@ -291,10 +291,16 @@ def test_a_replacement_with(options, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    each_value(
-        ["lockstep(shares=auto)", "all-reduce(shares=auto)"],
-        [{}, {"data": "drawn", "ahead": True}, {"data": "processes"}],
-    ),
+    [
+        ("lockstep(shares=auto)", {}),
+        ("all-reduce(shares=auto)", {"data": "drawn", "ahead": True}),
+        *soaked(
+            ("lockstep(shares=auto)", {"data": "drawn", "ahead": True}),
+            ("lockstep(shares=auto)", {"data": "processes"}),
+            ("all-reduce(shares=auto)", {}),
+            ("all-reduce(shares=auto)", {"data": "processes"}),
+        ),
+    ],
     ids=str,
 )
 def test_a_replacement_knows_which_samples_batches_by_speed_have(method, options, tmp_path):

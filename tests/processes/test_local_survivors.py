@@ -168,7 +168,7 @@ def test_five_workers_of_whom_one_is_left(tmp_path):
     check(LOCAL, Survivors(tmp_path, {0: 1, 1: 1, 3: 4, 4: 5}, num_batches=23), workers=5)
 
 
-@pytest.mark.parametrize("method", [LOCAL, LONGEST, LATE, STREAM, coded(LATE), coded(STREAM)], ids=named)
+@pytest.mark.parametrize("method", [LOCAL, LATE, STREAM, coded(STREAM), *soaked(LONGEST, coded(LATE))], ids=named)
 def test_a_run_that_has_lost_a_worker_is_resumed_with_a_successor(method, tmp_path):
     folder, program = tmp_path / "run", Survivors(tmp_path, {0: 3}, optimizer="adam")
     check(method, program, out=folder)

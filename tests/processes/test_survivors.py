@@ -14,7 +14,7 @@ import torch
 import leftovers
 import paceline as pl
 import soak_results
-from chosen import each_value
+from chosen import each_value, soaked
 from exact_codec import CODED, exact_codec  # noqa: F401
 from paceline.membership.environment import current_environment
 from paceline.memory.failpoints import ENVIRONMENT_VARIABLE
@@ -107,7 +107,6 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         {"data": "drawn"},
         {"data": "list"},
         {"sums": True},
-        {"data": "processes", "algorithm": "lockstep"},
         {"scales": True, "clips": True},
         {"scales": True, "algorithm": "lockstep"},
         {"ahead": True},
@@ -118,6 +117,7 @@ def test_whoever_dies_whenever(method, kills, tmp_path):
         SPARSE | {"clips": True},
         SPARSE | {"scales": True, "data": "processes"},
         SPARSE | {"twice": True},
+        *soaked({"data": "processes", "algorithm": "lockstep"}),
     ],
     ids=str,
 )
@@ -386,7 +386,6 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"ahead": True},
         {"num_batches": 10, "newcomers": {3: {1: 1}}, "epochs": 3},
         LET_IN_NEXT_EPOCH,
-        {"twice": True},
         {"twice": True, "algorithm": "lockstep"},
         {"schedule": "epoch", "newcomers": {20: {1: 1}}},
         {"schedule": "follow"},
@@ -395,6 +394,7 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"per_step": 2, "marks": True, "num_batches": 48},
         SPARSE,
         SPARSE | {"algorithm": "lockstep"},
+        *soaked({"twice": True}),
     ],
     ids=str,
 )

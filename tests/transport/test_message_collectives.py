@@ -12,7 +12,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 import soak_results
-from chosen import each_value
+from chosen import each_value, soaked
 from paceline.errors import NotReplacedError, PeerLostError, RunStopped, WorkerLostError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received
 from paceline.transport.message_collectives import ASK, JoinRequest, MessageCollectives
@@ -455,7 +455,7 @@ def test_newcomers_take_part_from_the_round_in_which_all_have_let_them_in(worker
     check_newcomers(workers, faults, runs=max(60, 30 * faults))
 
 
-@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), (4, 3)])
+@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), *soaked((4, 3))])
 def test_newcomers_and_workers_that_cannot_reach_each_other(workers, faults):
     check_newcomers(workers, faults, runs=60, silences=True)
 

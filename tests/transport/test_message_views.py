@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from chosen import each_value
+from chosen import each_value, soaked
 from oracles import gossip
 from paceline.algorithms import registry
 from paceline.data.plan import BatchPlan
@@ -315,7 +315,7 @@ def test_newcomers_take_part_from_a_round_on_of_which_all_know(workers, faults):
     )  # of two, one soon trains alone to the end
 
 
-@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), (4, 3)])
+@pytest.mark.parametrize(("workers", "faults"), [(2, 4), (3, 4), *soaked((4, 3))])
 def test_newcomers_and_workers_that_cannot_reach_each_other(workers, faults):
     check_newcomers(workers, faults, runs=40, silences=True)
 
