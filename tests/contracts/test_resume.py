@@ -214,3 +214,30 @@ def test_other_frozen_parameters_in_a_resumed_run_are_warned_of(tmp_path):
     pl.launch(taught_loop(2, 0, rate=0.0), resume=tmp_path, out=tmp_path, **settings)
     with pytest.warns(UserWarning, match=r"frozen parameter 1\.weight has another value"):
         pl.launch(taught_loop(3, 1, rate=0.0), resume=tmp_path, **settings)
+
+
+def test_strips_with_a_parameter_without_dimensions_go_on(tmp_path):
+    def train(epochs, ended):
+        def loop():
+            with building:
+                torch.manual_seed(0)
+                model = torch.nn.Linear(4, 1)
+            model.scale = torch.nn.Parameter(torch.tensor(2.0))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            xs = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+            with pl.attach(model, optimizer) as worker:
+                for _ in range(epochs):
+                    for x in worker.batches(xs.split(2)):
+                        optimizer.zero_grad()
+                        (model.scale * model(x)).square().mean().backward()
+                        optimizer.step()
+            ended.append(model.scale.item())
+
+        return loop
+
+    building, straight, resumed = threading.Lock(), [], []
+    settings = {"algorithm": "all-reduce(sharded=true)", "workers": 2, "backend": "threads"}
+    pl.launch(train(2, straight), **settings)
+    pl.launch(train(1, []), out=tmp_path, **settings)
+    pl.launch(train(2, resumed), resume=tmp_path, **settings)
+    assert {*straight} == {*resumed} != {2.0}

@@ -73,12 +73,12 @@ def _check_one(
 ) -> None:
     if isinstance(one, torch.optim.LBFGS | torch.optim.SparseAdam):  # they need a closure, or sparse gradients
         return
-    kinds = kinds_of(state, one, group, parameter)
-    kinds = {key: _as_loaded(value, state.get(key), parameter.dtype) for key, value in kinds.items()}
     if not sizes:
         vectors = {value.shape for value in state.values() if isinstance(value, torch.Tensor) and value.dim()}
         if len(vectors) == 1 and len(shape := vectors.pop()) == 1:
-            kinds = {key: _resized(value, shape) for key, value in kinds.items()}
+            parameter = parameter.new_zeros(shape)
+    kinds = kinds_of(state, one, group, parameter)
+    kinds = {key: _as_loaded(value, state.get(key), parameter.dtype) for key, value in kinds.items()}
     check_fits(state, kinds, _WHAT)
 
 
@@ -86,10 +86,6 @@ def _as_loaded(value: Any, found: Any, dtype: torch.dtype) -> Any:
     """The value in the parameters' type, if it was found in that: PyTorch's `load_state_dict` casts numbers, too."""
     both = isinstance(value, torch.Tensor) and isinstance(found, torch.Tensor)
     return value.to(dtype) if both and found.dtype == dtype else value
-
-
-def _resized(value: Any, shape: torch.Size) -> Any:
-    return value.new_empty(shape) if isinstance(value, torch.Tensor) and value.dim() else value
 
 
 def check_length(state: Mapping[str, Any], length: int) -> None:
