@@ -42,12 +42,14 @@ class UnfollowedSchedules(Guard):
                 self._found = [(one, before) for one, before in self._found if before <= _FIRST]
         elif self._num_steps == _LAST:
             if any(one.last_epoch - before >= _LAST - _FIRST for one, before in self._found):
-                what, num_workers = "A scheduler of the learning rate is stepped once per step", self._num_workers
-                if num_workers > 1:
-                    what += f" of each of {num_workers} workers, and so ends at 1/{num_workers} of its way if it was made for"
-                    what += " one worker"
-                else:
-                    what += ", and so begins anew in this resumed run"
+                what = (
+                    "A scheduler of the learning rate is stepped once per step, and so begins anew in this resumed run"
+                )
+                if (num_workers := self._num_workers) > 1:
+                    what = (
+                        f"A scheduler of the learning rate is stepped once per step of each of {num_workers} workers, and so"
+                        f" ends at 1/{num_workers} of its way if it was made for one worker"
+                    )
                 warnings.warn(
                     f"{what}. Use `scheduler = worker.follow(scheduler)`, with samples_per_step=... where steps have fewer"
                     " samples than alone.",
