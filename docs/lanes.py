@@ -64,11 +64,11 @@ def lanes_svg(
             seen = own[(own["ended_s"] > begin_s) & (own["started_s"] < begin_s + window_s)]
             applied += int(((seen["applied_version"] >= 1) & (seen["ended_s"] <= begin_s + window_s)).sum())
             lane = segments(seen)
-            for kind, start, end, row in zip(lane.kind, lane.start_s, lane.end_s, lane.row, strict=True):
+            for kind, start, end, step in zip(lane.kind, lane.start_s, lane.end_s, lane.rows, strict=True):
                 low, high = max(start - begin_s, 0.0), min(end - begin_s, window_s)
                 if high <= low:
                     continue
-                lost = lane.ordered[row]["applied_version"] == -1 and KINDS[kind] == "gradient"
+                lost = step["applied_version"] == -1 and KINDS[kind] == "gradient"
                 dropped_shown = dropped_shown or lost
                 x, width = _LEFT + low * per_second, (high - low) * per_second
                 gap = 0.5 if width > 3 else 0.0
