@@ -18,7 +18,7 @@ from paceline.run.recorded_order import RepeatingReplica, ReplayMismatchError
 from paceline.run.recorded_views import RecordedMembers
 from paceline.run.repetition import Recorded, Repetition
 from paceline.run.simulate import LoopSimulation
-from paceline.run.simulated_membership import SimulatedMembership
+from paceline.run.simulated_membership import SimulatedGatherer, SimulatedMembership
 from paceline.run.simulated_replica import SimulatedAttachedReplica
 from paceline.simulator.faults import Faults
 from paceline.simulator.machine import SimulatedMachine
@@ -26,7 +26,7 @@ from paceline.simulator.program import DeadlockError, ProgramError
 from paceline.simulator.scheduler import Scheduler
 from paceline.specs.goal import Goal
 from paceline.system.machine import intra_op_threads
-from paceline.worker.gathering import Call, Gatherer
+from paceline.worker.gathering import Call
 
 
 class RecordedBatches(LocalEpochClaims):
@@ -75,7 +75,7 @@ class _ReplayedMembership(SimulatedMembership):
     def __init__(self, run: LoopReplay, *args: Any) -> None:
         super().__init__(run, *args)
         if run.members is not None:
-            self.gatherer = _MortalGatherer(self.gatherer, self, run.members)
+            self.gatherer = _MortalGatherer(self.sums, run.members)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
 
@@ -96,13 +96,13 @@ class _ReplayedMembership(SimulatedMembership):
 class _MortalGatherer:
     """Implements `Gatherer` for a worker that may die before the others have its value."""
 
-    def __init__(self, gatherer: Gatherer, member: _ReplayedMembership, members: RecordedMembers) -> None:
-        self._gatherer, self._member, self._members, self._num_gathered = gatherer, member, members, 0
+    def __init__(self, gatherer: SimulatedGatherer, members: RecordedMembers) -> None:
+        self._gatherer, self._members, self._num_gathered = gatherer, members, 0
         self.leave = gatherer.leave
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        if self._member.has_entered:
-            self._members.gather(self._member.worker_id, self._num_gathered)
+        if self._gatherer.has_entered:
+            self._members.gather(self._gatherer.worker_id, self._num_gathered)
             self._num_gathered += 1
         return self._gatherer.gather(value)
 

@@ -122,15 +122,14 @@ class SimulatedMembership(Membership):
         self.worker_id, self.num_workers, self.seed = worker_id, machine.cluster.workers, run.seed
         self.binding = binding
         self.random_states = random_states
-        self.gatherer = self._sums = _SimulatedGatherer(run.gathering, self)
+        self.gatherer = self.sums = SimulatedGatherer(run.gathering, self.worker_id)
         self.tables = SharedTables(run.tables.__getitem__, self.worker_id)
         self.tables.tell_random_states(random_states)
         self._run, self._machine, self._record, self._algorithm = run, machine, record, algorithm
         self._core = machine.core(self.worker_id)
         self.ports = machine.ports(self._core)
         self.incarnation = self.ports.incarnation
-        #: Whether it takes part: it replaces no worker, or has reached the others, which let it in where they must.
-        self.has_entered = not self.incarnation
+        self.sums.has_entered = not self.incarnation
         has_replica = machine.needs.kind == "replicated" and not algorithm.gossip
         shared: Any = self.ports.shared if has_replica else machine.shared
         self.snapshot, self.stopped, self.tell_epoch = shared.snapshot, never, run.tell_epoch
@@ -159,7 +158,7 @@ class SimulatedMembership(Membership):
         return BatchShare(self._run.epoch_claims, survivors=survivors_in(self._algorithm, self.ports))
 
     def enter(self, epoch: int) -> dict[str, Any] | None:
-        if self.has_entered:
+        if self.sums.has_entered:
             return {}
         if self._machine.lives.newcomers is None:
             return None if epoch < self._run.epoch_claims.newest() else {}
@@ -176,13 +175,13 @@ class SimulatedMembership(Membership):
 
     def _come_back(self, epoch: int) -> None:
         self._run.come_back(self.worker_id, epoch)
-        self.has_entered = True
+        self.sums.has_entered = True
 
     def reach_epoch(self, epoch: int) -> None:
-        self._sums.epoch = epoch
+        self.sums.epoch = epoch
 
     def begin_epoch(self, epoch: int | None, *about: Any, **named: Any) -> None:
-        if epoch is not None and not self.has_entered:
+        if epoch is not None and not self.sums.has_entered:
             self._come_back(epoch)
         if epoch is not None and self._machine.lives.newcomers is not None:
             self._machine.lives.newcomers.begin_epoch(epoch)
@@ -194,7 +193,7 @@ class SimulatedMembership(Membership):
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`: workers with models of their own send them to each other."""
         run, machine, mean = self._run, self._machine, None
-        was_let_in = self.has_entered or machine.lives.newcomers is None
+        was_let_in = self.sums.has_entered or machine.lives.newcomers is None
         run.left = left or run.left
         if self._algorithm.gossip and run.mean is None and was_let_in:
             out.copy_(self.ports.shared.x)
@@ -222,16 +221,17 @@ class SimulatedMembership(Membership):
 
 
 @dataclass
-class _SimulatedGatherer:
+class SimulatedGatherer:
+    """Implements `Gatherer` for one worker."""
+
     gathering: SimulatedGathering
-    member: SimulatedMembership
+    worker_id: int
     epoch: int = 0  # that the worker's loop has reached
+    has_entered: bool = True  # it replaces no worker, or has reached the others, which let it in where they must
 
     def gather(self, value: Any, call: Call | None = None) -> list[Any]:
-        value, member = value.clone() if isinstance(value, torch.Tensor) else value, self.member
-        if not member.has_entered:
-            return [value]
-        return self.gathering.gather(member.worker_id, value, self.epoch)
+        value = value.clone() if isinstance(value, torch.Tensor) else value
+        return self.gathering.gather(self.worker_id, value, self.epoch) if self.has_entered else [value]
 
     def leave(self) -> None:
-        self.gathering.leave(self.member.worker_id)
+        self.gathering.leave(self.worker_id)
