@@ -20,8 +20,8 @@ test quick test-integrations test-versions soak: export OMP_WAIT_POLICY := passi
 
 help:
 	@echo "make run    install into .venv, train digits with six algorithms, compare them; then one slow worker, next to DDP"
-	@echo "make test   every test, in some fifteen minutes on two cores"
-	@echo "make quick  all but contracts, docs and tests in processes: some nine minutes"
+	@echo "make test   every test, in some thirty minutes on two cores"
+	@echo "make quick  all but contracts, docs and tests in processes: some twenty minutes"
 	@echo "make test-integrations  Lightning, Accelerate, Ray, Spark, notebooks, TensorBoard, in an environment of their own"
 	@echo "make test-versions      with the oldest and the newest PyTorch and NumPy; writes docs/tested_versions.md"
 	@echo "make test-wheel         builds the wheel, and uses it in an empty environment"
