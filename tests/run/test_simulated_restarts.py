@@ -139,6 +139,14 @@ def test_a_replacement_that_comes_after_the_end():
         assert (loop.calls, run.returned[1]) == (WORKERS + 1, 0)
 
 
+def test_batches_of_its_own():
+    """The replacement takes part in sums once it has made a step; the others wait for it there as for any worker."""
+    loop, run = simulated("hogwild", loop=Loop(own=True))
+    assert run.returned == dict.fromkeys(range(WORKERS), len(BATCHES) * EPOCHS)
+    assert all(number in (1.0, WORKERS - 1.0, float(WORKERS)) for _, _, (number, _) in loop.sums)
+    assert WORKERS in [number for worker, _, (number, _) in loop.sums if worker == 1]
+
+
 def test_a_second_death_and_no_restart_left():
     faults = Faults().kill(worker=1, at_s=0.045).kill(worker=1, at_s=0.12).kill(worker=0, at_s=0.13)
     for algorithm in ("all-reduce", "hogwild"):

@@ -38,9 +38,9 @@ class CommonCalls:
         self._replacements.add(worker)
 
     def enter(self, worker: int, epoch: int) -> None:
-        """A replacement has a batch in this epoch; only its first one counts, and none once it has left."""
+        """A replacement has its first batch, in this epoch; nothing counts once it has left."""
         if worker not in self._left:
-            self._since.setdefault(worker, epoch)
+            self._since[worker] = epoch
 
     def bring(self, worker: int, epoch: int, value: Any) -> None:
         """A worker calls; `epoch`: that its loop has reached."""

@@ -180,9 +180,11 @@ class SimulatedMembership(Membership):
     def reach_epoch(self, epoch: int) -> None:
         self.sums.epoch = epoch
 
-    def begin_epoch(self, epoch: int | None, *about: Any, **named: Any) -> None:
-        if epoch is not None and not self.sums.has_entered:
+    def take_part(self, epoch: int) -> None:
+        if not self.sums.has_entered:
             self._come_back(epoch)
+
+    def begin_epoch(self, epoch: int | None, *about: Any, **named: Any) -> None:
         if epoch is not None and self._machine.lives.newcomers is not None:
             self._machine.lives.newcomers.begin_epoch(epoch)
 

@@ -80,13 +80,20 @@ class WorkerBatches:
         self._epoch = 0
         self._not_begun: deque[int] = deque()  # numbers of the batches that the loop has got ahead of their steps
         self.deferred: deque[tuple[int, Callable[[], None]]] | None = None
-        self._is_epoch_told = self._is_begun = self._has_entered = self._has_had_batch = False
+        self._is_epoch_told = self._is_begun = self._has_entered = self._takes_part = False
         self._entry: dict[str, Any] | None = None  # what the others have given this newcomer
 
     @property
     def is_behind(self) -> bool:
-        """Whether this newcomer has had no batch yet, as its loop has not reached the others' epoch."""
-        return self._entry is not None or (self._membership.incarnation > 0 and not self._has_had_batch)
+        """Whether this newcomer has neither had a batch nor begun a step: its loop has not reached the others' epoch."""
+        has_begun = self._takes_part or self._replica.step > 0
+        return self._entry is not None or (self._membership.incarnation > 0 and not has_begun)
+
+    def take_part(self) -> None:
+        """The others wait for this worker from now on, for example in `worker.sum`."""
+        if not self._takes_part:
+            self._takes_part = True
+            self._membership.take_part(max(0, self._epoch - 1))
 
     @property
     def given(self) -> BatchesTaken:
@@ -230,7 +237,8 @@ class WorkerBatches:
                 if number == END or fetch is None:
                     return
                 if first:
-                    first, self._has_had_batch = False, True
+                    first = False
+                    self.take_part()
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
                     state = LoopState(self._optimizer, claims.taken, claims.left())

@@ -139,6 +139,7 @@ class WholeRun:
             raise UsageError("worker.sum and worker.mean need the run: call them inside `with paceline.attach(...)`.")
         if self.num_workers == 1 or self._batches.is_behind:
             return [value]
+        self._batches.take_part()  # also in a loop with batches of its own
         if self._replica.before_meeting is not None:
             self._replica.before_meeting()
         gather = self._membership.gatherer.gather

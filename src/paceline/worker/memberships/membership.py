@@ -118,6 +118,9 @@ class Membership(Protocol):
     def reach_epoch(self, epoch: int) -> None:
         """The loop begins its next epoch, in which this worker may have no batch."""
 
+    def take_part(self, epoch: int) -> None:
+        """The loop has its first batch, in this epoch, or has begun a step with a batch of its own."""
+
     def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         """Saves the worker's part of a checkpoint, if one is due, before the loop gets its first batch of an epoch.
 

@@ -262,9 +262,11 @@ class SupervisedMembership(Membership):
     def reach_epoch(self, epoch: int) -> None:
         self._sums.epoch = epoch
 
-    def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
-        if epoch is not None and self.incarnation:
+    def take_part(self, epoch: int) -> None:
+        if self.incarnation:
             self._environment.supervisor.send(Entered(epoch))
+
+    def begin_epoch(self, epoch: int | None, first_batch: int, state: LoopState, *, leads: bool, step: int = 0) -> None:
         if epoch is not None:
             self.arena.store("epoch", max(epoch, self.arena.load("epoch")))
             if self.worker_id == 0:
