@@ -66,6 +66,7 @@ FAIL_POINTS = [
     ("ad-psgd", "replicated.mid_write", 30),
     ("leashed", "ring.unwritten", 30),
     ("ad-psgd", "ring.unwritten", 30),
+    ("ad-psgd", "order.unwritten", 30),
     ("downpour(push=1)", "ring.unwritten", 30),
 ]
 #: Where a version has been made whose record has not been written.

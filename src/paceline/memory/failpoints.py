@@ -20,10 +20,11 @@ FAIL_POINTS = (
     "locked.mid_write",  # the locked vector is marked as being written
     "lockstep.arrived",  # this worker has written its gradient and announced it; it still waits for the others
     "newcomers.let_in",  # this worker is about to give its state to a dead worker's replacement, which is let in by now
+    "order.unwritten",  # this worker is about to record what timing decided, such as one half of an average that it has made
     "replicated.mid_write",  # this worker is marked as writing its own replica
     "served.mid_write",  # this server is marked as writing its shard
     "racing.mid_write",  # this worker is marked as writing the racing vector
-    "ring.unwritten",  # this worker is about to write a record; its update, if there was one, is a version by now
+    "ring.unwritten",  # this worker is about to write a step's record; its update, if there was one, is a version by now
     "slots.claimed",  # a slot belongs to this worker and holds nothing yet
     "slots.hazard_set",  # this worker protects the newest version from reuse and has not used it yet
     "slots.published",  # the new version is visible; its slot still carries this worker's claim

@@ -47,7 +47,7 @@ class RecordRing:
 
     def __init__(self, segment: Segment, plan: RingPlan, rows: RowFormat = STEPS) -> None:
         self._records = segment.array(plan.records, plan.capacity, rows.dtype)
-        self._row_bytes, self._pack_into = rows.struct.size, rows.struct.pack_into
+        self._row_bytes, self._pack_into, self._unwritten = rows.struct.size, rows.struct.pack_into, rows.unwritten
         self._buffer = memoryview(cast(bytearray, segment.mapping))[
             plan.records : plan.records + plan.capacity * self._row_bytes
         ]
@@ -78,7 +78,7 @@ class RecordRing:
         Raises:
             struct.error: the number or a type of the fields is wrong; nothing is announced.
         """
-        fail_point("ring.unwritten")
+        fail_point(self._unwritten)
         number = self._num_appended
         self._pack_into(self._buffer, number % self._capacity * self._row_bytes, *fields)
         self._num_appended = number + 1

@@ -38,7 +38,7 @@ ORDER_DTYPE = np.dtype(
         ("peer_incarnation", "u1"),
     ]
 )
-ORDER = RowFormat(ORDER_DTYPE, struct.Struct("<IIIHBB"))
+ORDER = RowFormat(ORDER_DTYPE, struct.Struct("<IIIHBB"), "order.unwritten")
 assert ORDER.struct.size == ORDER_DTYPE.itemsize == 16
 
 

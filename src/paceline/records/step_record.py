@@ -48,9 +48,10 @@ class RowFormat(NamedTuple):
 
     dtype: np.dtype
     struct: struct.Struct
+    unwritten: str  # the fail point at which a row is about to be written
 
 
-STEPS = RowFormat(RECORD_DTYPE, struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d"))
+STEPS = RowFormat(RECORD_DTYPE, struct.Struct(f"<{len(_INTEGERS)}q{len(_FLOATS)}d"), "ring.unwritten")
 #: Fields that only runs with a codec, or with messages, have: files of events leave them out if all are 0.
 CODED = ("coded_elements", "coded_bytes", "codec_s")
 PARTNER = ("partner", "partner_s")
