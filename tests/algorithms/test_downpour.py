@@ -12,6 +12,7 @@ from paceline.algorithms import downpour
 from paceline.algorithms.server.adaptive_revision import AdaptiveRevision
 from paceline.algorithms.server.admission import WarmStart
 from paceline.algorithms.server.client import Answer
+from paceline.optim.settings import settings_of
 from paceline.records import accruals
 from paceline.records.step_record import RECORD_DTYPE
 from paceline.run.simulate_task import TaskSimulation
@@ -112,7 +113,7 @@ class QuadraticReplica:
         to.sub_(ALPHA * self.g)
 
     def optimizer_settings(self):
-        return None
+        return settings_of(torch.optim.SGD([torch.nn.Parameter(self.g)], lr=ALPHA), lambda _: (0, 1))
 
     def optimizer_state(self):
         return {}

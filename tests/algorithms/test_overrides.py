@@ -12,8 +12,7 @@ from paceline.algorithms import registry
 from paceline.errors import OverrideWarning
 
 SAYS = (
-    "The servers apply gradients by {}, which overrides the workers' optimizer: of that, only the first learning rate"
-    " counts."
+    "The servers apply gradients by {}, which overrides the workers' optimizer: of that, only the learning rate counts."
 )
 OVERRIDES = {
     "parameter-server(mode=async, apply=adagrad)": "adagrad",
@@ -61,6 +60,38 @@ def test_a_rule_that_minimizes_refuses_an_optimizer_that_maximizes(spec):
 
     with pytest.raises(pl.UsageError, match="has maximize=True: negate the loss"):
         pl.simulate(maximized, workers=2, algorithm=spec)
+
+
+@pytest.mark.filterwarnings("ignore::paceline.errors.OverrideWarning")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("spec", ["downpour", "downpour(push=2)", "adaptive-revision", "parameter-server(apply=sgd)"])
+def test_a_rule_with_one_rate_refuses_groups_with_several(spec, workers):
+    """Also those that a schedule makes; groups without trained parameters do not count."""
+
+    def fine_tuned():
+        body, head, frozen = (torch.nn.Linear(3, 3) for _ in range(3))
+        frozen.requires_grad_(False)
+        groups = [
+            {"params": head.parameters()},
+            {"params": body.parameters()},
+            {"params": frozen.parameters(), "lr": 1.0},
+        ]
+        optimizer = torch.optim.SGD(groups, lr=0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, [lambda n: 1.0, lambda n: 1.0 if n < 4 else 0.1, lambda n: 1.0]
+        )
+        with pl.attach(torch.nn.Sequential(body, head, frozen), optimizer, same_random=True):
+            for step in range(8):
+                steps.append(step)
+                optimizer.zero_grad()
+                head(body(torch.ones(2, 3))).sum().backward()
+                optimizer.step()
+                schedule.step()
+
+    steps = []
+    with pytest.raises(pl.UsageError, match=r"groups have 0.001, 0.01: use one"):
+        pl.simulate(fine_tuned, workers=workers, algorithm=spec)
+    assert 4 in steps
 
 
 def test_train_warns_a_python_program():

@@ -146,7 +146,7 @@ class Downpour(Served):
                         replica.apply(to=client.x)  # the next gradient is computed where this one leads
                     if pushes:
                         replica.missing = accrued.missing
-                        client.tell(replica.optimizer_settings(), lambda: state)
+                        client.tell(self.settings_of(replica), lambda: state)
                     if pushes and self.overlap:
                         client.start_push(*accrued.take(), versions=versions, fetch=fetches)
                         replica.accrued()
@@ -160,7 +160,7 @@ class Downpour(Served):
                 replica.settled(answer.applied_version)
             if accrued.samples:
                 replica.missing = accrued.missing
-                client.tell(replica.optimizer_settings(), lambda: state)
+                client.tell(self.settings_of(replica), lambda: state)
                 replica.settled(client.push(*accrued.take()).applied_version)
         finally:
             client.leave()

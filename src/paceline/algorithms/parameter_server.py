@@ -127,7 +127,7 @@ class ParameterServer(Served):
             return ""
         rule = apply_registry.spec(self.apply)
         return (
-            f"The servers apply gradients by {rule}, which overrides the workers' optimizer: of that, only the first"
+            f"The servers apply gradients by {rule}, which overrides the workers' optimizer: of that, only the"
             " learning rate counts."
         )
 
@@ -203,7 +203,7 @@ class ParameterServer(Served):
                 read_version = client.version
                 replica.gradient(at=client.x, version=read_version)
                 g = replica.g
-                client.tell(replica.optimizer_settings(), replica.optimizer_state)
+                client.tell(self.settings_of(replica), replica.optimizer_state)
                 answer = client.push(g, replica.samples, replica.rows)
                 if answer.applied_version == DROPPED and is_counted:
                     replica.settled(read_version + 1)  # the waiting gradients are in the update that this one missed

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from paceline.algorithms.plain import work_plainly
-from paceline.algorithms.server.apply import Applier, ApplyRule
+from paceline.algorithms.server.apply import Applier, ApplyRule, one_rate
 from paceline.algorithms.server.average import SharedAverage, without_average
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.gathering import without_gathered
@@ -63,7 +63,7 @@ def work_alone(
             selection=selection,
             echo=echo,
         )
-        rate = 0.0 if takes_own_steps else replica.optimizer_settings().learning_rate
+        rate = 0.0 if takes_own_steps else one_rate(replica.optimizer_settings())
         with shared.writing():
             applier.update(shared.x, g, update, rate)
             if averages is not None:

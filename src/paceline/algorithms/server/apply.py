@@ -10,12 +10,29 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.server.update import UpdateInfo
+from paceline.errors import UsageError
 from paceline.optim.rows import Selection
+from paceline.optim.settings import OptimizerSettings
 from paceline.specs.bounds import DECAY
 from paceline.specs.types import check_fields
 from paceline.system.saved_state import check_fits
 
 WHAT = "the servers' state"  # of a checkpoint
+
+
+def one_rate(settings: OptimizerSettings) -> float:
+    """The learning rate of all groups that have elements, for a rule that has one.
+
+    Raises:
+        UsageError: they have different ones.
+    """
+    rates = sorted({float(dict(group.values)["lr"]) for group in settings.groups if group.ranges})
+    if len(rates) > 1:
+        raise UsageError(
+            f"The servers' rule has one learning rate, but the optimizer's groups have {', '.join(map(str, rates))}: use one,"
+            " or `parameter-server`, whose servers apply the workers' optimizer."
+        )
+    return rates[0] if rates else settings.learning_rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,13 @@ import torch
 
 from paceline.algorithms.base import Algorithm
 from paceline.algorithms.server.admission import Admission
-from paceline.algorithms.server.apply import ApplyRule
+from paceline.algorithms.server.apply import ApplyRule, one_rate
 from paceline.algorithms.server.delayed import Delayed
 from paceline.algorithms.server.gathering import Gathering
 from paceline.compression.codec import Codec, NoCodec
 from paceline.errors import UsageError, name_workers
-from paceline.optim.settings import check_served
+from paceline.optim.settings import OptimizerSettings, check_served
+from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs
 
 OnDeath = Literal["shrink", "wait", "fail"]
@@ -76,6 +77,17 @@ class Served(Algorithm):
         if num_workers > 1:
             for one in optimizers:
                 check_served(one)
+
+    def settings_of(self, replica: Replica) -> OptimizerSettings:
+        """What the servers are told of a worker's optimizer.
+
+        Raises:
+            UsageError: its groups have different learning rates, and the servers' rule has one.
+        """
+        settings = replica.optimizer_settings()
+        if self.server_rule.overrides_optimizer:
+            one_rate(settings)
+        return settings
 
     def lost_with(self, workers: Sequence[int]) -> str:
         if not workers or not self.pushes_by.remembers:
