@@ -38,7 +38,20 @@ def model(kind="plain"):
     torch.manual_seed(0)
     first = Buckets(3 * BUCKETS, 5, sparse=True) if kind == "sparse" else nn.Linear(3, 5)
     middle = nn.BatchNorm1d(5) if kind == "normalized" else nn.Tanh()
-    return nn.Sequential(first, middle, nn.Linear(5, 1)).double()
+    last = Taught(5, 1) if kind == "taught" else nn.Linear(5, 1)
+    return nn.Sequential(first, middle, last).double()
+
+
+class Taught(nn.Linear):
+    """Has a frozen moving average of its weight."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.teacher = nn.Parameter(self.weight.detach().clone(), requires_grad=False)
+
+    @torch.no_grad()
+    def teach(self):
+        self.teacher.lerp_(self.weight, 0.25)
 
 
 class Buckets(nn.Embedding):
@@ -231,6 +244,8 @@ class Survivors:
                         self._log(worker, step)
                         scaler.step(optimizer)
                         scaler.update()
+                        if self.net == "taught":
+                            net[-1].teach()
                         if self.schedule in ("step", "follow"):
                             scheduler.step()
                         if self.schedule == "plateau":
@@ -320,6 +335,8 @@ class Survivors:
             if self.clips and not self.algorithm.startswith("lockstep"):
                 nn.utils.clip_grad_norm_(net.parameters(), 0.05)
             optimizer.step()
+            if self.net == "taught":
+                net[-1].teach()
         return net.state_dict()
 
     def _mean(self, net, forward, parts, x, y):

@@ -392,6 +392,7 @@ def test_a_replacement_in_a_task(method, monkeypatch):
         {"schedule": "step"},
         {"schedule": "plateau"},
         {"per_step": 2, "marks": True, "num_batches": 48},
+        {"net": "taught"},
         SPARSE,
         SPARSE | {"algorithm": "lockstep"},
         *soaked({"twice": True}),

@@ -1,4 +1,4 @@
-"""What a dead worker's replacement gets of another worker's loop: optimizer, schedulers, progress."""
+"""What a dead worker's replacement gets of another worker's loop: optimizer, schedulers, progress, frozen parameters."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from paceline.errors import NotReplacedError
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.schedules import FollowedScheduler, find_schedulers
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.several_optimizers import members_of
 from paceline.ports.newcomers import Refusal
@@ -22,10 +23,16 @@ class CarriedState:
 
     Args:
         on_progress: what is called before and after every step.
+        frozen: the model's; None: newcomers get them otherwise.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, on_progress: Sequence[Callable[[], None]]) -> None:
-        self._optimizer, self._on_progress = optimizer, on_progress
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        on_progress: Sequence[Callable[[], None]],
+        frozen: FrozenParameters | None = None,
+    ) -> None:
+        self._optimizer, self._on_progress, self._frozen = optimizer, on_progress, frozen
         self._prepared: dict[str, Any] | None = None  # schedulers, found before the others wait for this newcomer
 
     def is_whole(self) -> bool:
@@ -53,6 +60,7 @@ class CarriedState:
             "optimizer": state_for_checkpoints(self._optimizer),
             "schedulers": None if followed else {_name(one): one.state_dict() for one in own},
             "progress": progress.position if progress is not None else (0.0, 0.0),
+            "frozen": self._frozen.changed() if self._frozen is not None else {},
         }
 
     def take(self, given: dict[str, Any], progress: RunProgress | None) -> None:
@@ -69,6 +77,8 @@ class CarriedState:
             self._load(given)
         except (KeyError, ValueError) as error:
             raise NotReplacedError(Refusal.OPTIMIZER.why) from error
+        if self._frozen is not None:
+            self._frozen.begin(given["frozen"])
 
     def _load(self, given: dict[str, Any]) -> None:
         own, self._prepared = self._prepared, None

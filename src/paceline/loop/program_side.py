@@ -20,6 +20,7 @@ from paceline.loop.program import Program
 from paceline.loop.sharded import SEES_A_PART, OwnedPieces
 from paceline.loop.step_gradient import BucketedGradient, ParameterGradient
 from paceline.loop.table_gradient import TableGradient
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.half_types import is_finite
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
@@ -51,6 +52,7 @@ class ProgramSide(BaseReplica):
     Args:
         optimizer: the user's, or several as one.
         alone: this is the run's only worker.
+        frozen: as for `CarriedState`.
         base: as for `BaseReplica`.
 
     Attributes:
@@ -61,7 +63,9 @@ class ProgramSide(BaseReplica):
 
     outside: OutsideChanges  # what the loop does to its parameters by itself; set before the program starts
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, alone: bool, **base: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, alone: bool, frozen: FrozenParameters | None = None, **base: Any
+    ) -> None:
         super().__init__(**base)
         self.round: int | None = 0  # None: the loop's steps are never left out; 0 until `worker.batches` deals rounds
         self.repeats = self.accumulates = self.rates_may_differ = False
@@ -71,7 +75,7 @@ class ProgramSide(BaseReplica):
         self.claims: Any = None  # of the batches from `worker.batches`, for replays; None: it has handed out none
         self.optimizer = optimizer
         self.on_progress: list[Callable[[], None]] = []  # called before a step and after it
-        self._carried = CarriedState(optimizer, self.on_progress)
+        self._carried = CarriedState(optimizer, self.on_progress, frozen)
         self._optimizers = optimizer if isinstance(optimizer, SeveralOptimizers) else OneOptimizer()
         self._phase = Phase.IDLE
         self._at: torch.Tensor | None = None  # the vector of a gradient requested ahead

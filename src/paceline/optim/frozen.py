@@ -1,4 +1,4 @@
-"""A model's frozen parameters in checkpoints."""
+"""A model's frozen parameters in checkpoints, and for dead workers' replacements."""
 
 from __future__ import annotations
 
@@ -43,13 +43,19 @@ class FrozenParameters:
                 one.data.copy_(before)
         return differ
 
-    def state(self) -> dict[str, Any]:
-        """By parameter, a copy of its values if the loop has changed them, or else a digest."""
-        changed = {name for name, one in self._parameters.items() if _glance(one) != self._began.get(name)}
+    def changed(self) -> dict[str, torch.Tensor]:
+        """By parameter that the loop has changed, a copy of its values."""
         return {
-            name: one.detach().to("cpu", copy=True) if name in changed else self._digest(name, one)
+            name: one.detach().to("cpu", copy=True)
             for name, one in self._parameters.items()
+            if _glance(one) != self._began.get(name)
         }
+
+    def state(self) -> dict[str, Any]:
+        """`changed`, and digests of the others."""
+        changed = self.changed()
+        digests = {name: self._digest(name, one) for name, one in self._parameters.items() if name not in changed}
+        return {**changed, **digests}
 
     def _digest(self, name: str, parameter: nn.Parameter) -> list[int]:
         if name not in self._digests:

@@ -62,7 +62,8 @@ def attach(
         evaluate: maps a model to its test accuracy, from 0 to 1, or to a mapping with "accuracy", "loss" or both. Only
             `launch` and `simulate` call it, if the run has a target or a limit, or is written to a folder; it decides whether
             a target accuracy is reached. It gets a copy of the model, in evaluation mode and without gradients, with the run's
-            newest parameters (the mean of all workers' models if each has its own).
+            newest parameters (the mean of all workers' models if each has its own). Frozen parameters are as at `attach`:
+            evaluate a moving average in the loop.
         same_random: keeps all generators as they are. By default, a global generator (Python's, NumPy's, PyTorch's) with the
             same state on all workers gets a different one on each worker but 0.
         layout: how the model is divided, as `hybrid(groups=2)` or `tensor(line=4)`; None: every worker has all of it.

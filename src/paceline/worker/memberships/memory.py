@@ -21,6 +21,7 @@ from paceline.memory.mirrored import MirroredVector
 from paceline.memory.rounds import Rounds
 from paceline.memory.segment import Segment
 from paceline.optim.flat import FlatBinding
+from paceline.optim.frozen import FrozenParameters
 from paceline.optim.ranges import Ranges
 from paceline.ports.ports import Mailbox, Ports, Storage
 from paceline.ports.private import PrivateVector
@@ -47,12 +48,13 @@ class WorkerMemory:
         recorder: Recorder | None = None,  # takes the records; None: they are not kept
         slow: float = 1.0,  # how many times as long gradients take
         copies: CudaCopies | None = None,  # to and from the GPU that the model is on; None: it is on the CPU
+        frozen: FrozenParameters | None = None,  # which newcomers get from this worker's replica; None: they do not
     ) -> None:
         self.binding = binding
         self.buffers = buffers
         self.algorithm = algorithm
         self.arena = arena
-        self.copies = copies
+        self.copies, self._frozen = copies, frozen
         self.peers: Peers | None = None  # the other workers, once connected
         self.mates: Peers | None = None  # those with the other parts of this replica, if they exchange messages
         self._clock = RealClock()
@@ -137,7 +139,7 @@ class WorkerMemory:
     def replica(self, optimizer: torch.optim.Optimizer) -> AttachedReplica:
         alone, lockstep = self.ports.num_workers == 1, self.algorithm.lockstep
         kind = DeviceReplica if self.copies is not None and self.algorithm.needs.kind in _ON_HOST else AttachedReplica
-        return kind(optimizer, alone=alone, lockstep=lockstep, **self.base_arguments())
+        return kind(optimizer, alone=alone, lockstep=lockstep, frozen=self._frozen, **self.base_arguments())
 
     def final_mean(
         self, out: torch.Tensor, deadline_s: float, given: BatchesTaken, left: LeftWeights | None

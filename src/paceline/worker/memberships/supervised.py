@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -128,12 +129,14 @@ class SupervisedMembership(Membership):
             self._recorder(),
             slow.get(self.worker_id, 1.0),
             copies,
+            frozen,
         )
         if self.arena.newcomers is not None:
             self.arena.newcomers.min_workers = environment.min_workers
         if algorithm.needs.mailbox:
             patience_s = environment.step_deadline_s if algorithm.same_batches else None
             memory.meet(self.arena.shared_store(), patience_s=patience_s)
+        memory.ports = replace(memory.ports, untrained=[*self._untrained.values()])
         if self.part is not None:
             if self.arena.plan.mates:
                 self.part.mates = memory.meet_mates(environment.step_deadline_s)
