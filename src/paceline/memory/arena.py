@@ -82,6 +82,7 @@ class ArenaPlan:
     seats: Seats
     sharding: Sharding | None = None  # workers' vectors have shards; `num_elements` are the whole model's
     axes: AxesPlan | None = None  # of the workers that share a model, and of its replicas
+    memory_order: str = ""  # of the model's parameters: `FlatBinding.memory_order`
 
     @property
     def num_server_programs(self) -> int:
@@ -97,6 +98,7 @@ def plan_arena(
     dtype: torch.dtype,
     extra: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
     sharding: Sharding | None = None,
+    memory_order: str = "",
 ) -> ArenaPlan:
     """Lays out the memory for `num_workers` workers, their servers, and one evaluator.
 
@@ -173,6 +175,7 @@ def plan_arena(
         ended=ended,
         extra=places,
         sharding=sharding,
+        memory_order=memory_order,
         axes=axes,
     )
 

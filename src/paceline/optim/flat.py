@@ -329,6 +329,16 @@ class FlatBinding:
         """The shapes, in order: what all workers of a run must agree on."""
         return [tuple(p.shape) for p in self.parameters]
 
+    @property
+    def memory_order(self) -> str:
+        """By number of a parameter that is not contiguous, such as in channels_last: its dimensions, largest stride first."""
+        found = []
+        for number, (p, strides) in enumerate(zip(self.parameters, self._strides, strict=True)):
+            dims = [dim for dim, size in enumerate(p.shape) if size > 1]
+            order = sorted(dims, key=lambda dim: -strides[dim]) if strides is not None else dims
+            found += [f"{number}:{','.join(map(str, order))}"] if order != dims else []
+        return " ".join(found)
+
 
 def with_its_own_storage(view: torch.Tensor) -> torch.Tensor:
     """The same memory, as a storage that begins and ends where the parameter does.
@@ -359,5 +369,7 @@ def model_words(model: nn.Module) -> str:
     binding = FlatBinding(model.parameters(), on_any_device=True)
     frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
     others = sorted((name, tuple(one.shape), str(one.dtype)) for name, one in (*model.named_buffers(), *frozen))
-    digest = hashlib.sha256(repr((binding.describe(), binding.dtype, others)).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(
+        repr((binding.describe(), binding.memory_order, binding.dtype, others)).encode()
+    ).hexdigest()[:12]
     return f"{binding.num_parameters:,} parameters (shapes {digest})"

@@ -32,6 +32,7 @@ class Parameters:
     next_batch: int
     buffers: dict[str, torch.Tensor]
     division: str = ""  # of a model whose parts' vectors are in a row in `x`; "": it is not divided
+    memory_order: str = ""  # of the whole model's `FlatBinding`
 
 
 # Writing
@@ -116,6 +117,7 @@ def load_parameters(checkpoint: Path) -> Parameters:
         "next_batch": partial(is_count, most=int(checkpoint.name)),
         "buffers": _are_tensors,
         "division": lambda one: isinstance(one, str),
+        "memory_order": lambda one: isinstance(one, str),
     }
     if not has_entries(state, checks):
         raise _unsound(checkpoint, PARAMETERS)

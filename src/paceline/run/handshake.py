@@ -68,7 +68,8 @@ class Handshake:
             self.refuse(
                 worker,
                 f"Worker {worker.worker_id} wants {hello.algorithm} on {hello.num_parameters:,} parameters, worker 0"
-                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model.",
+                f" {self._hello.algorithm} on {self._hello.num_parameters:,}: all workers must build the same model, in one"
+                " memory format.",
             )
         if self._is_initialised:
             for worker, _ in self._waiting.values():
@@ -148,6 +149,7 @@ class Handshake:
             num_workers=self._num_workers,
             num_elements=hello.num_elements,
             dtype=hello.dtype,
+            memory_order=hello.memory_order,
             extra={**hello.extra, **{name: ((size,), torch.uint8) for name, size, _ in hello.untrained}},
             sharding=hello.sharding,
         )

@@ -304,7 +304,8 @@ class LoopSimulation(SimulatedRun):
         elif algorithm != self.algorithm or model_words(model) != model_words(self.model):
             raise UsageError(
                 f"Worker {worker_id} wants {registry.spec(algorithm)} on {binding.num_parameters:,} parameters,"
-                f" the others {self._spec} on {self._wanted.num_parameters:,}: all workers must build the same model."
+                f" the others {self._spec} on {self._wanted.num_parameters:,}: all workers must build the same model,"
+                " in one memory format."
             )
         assert self.machine is not None
         member = self.member_kind(self, model, binding, worker_id, random_states)

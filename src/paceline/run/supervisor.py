@@ -173,7 +173,7 @@ class Supervisor:
         assert self.arena is not None
         x, version = self.arena.checkpointed(of)
         buffers = {name: self.arena.extra(name).clone() for name in self.arena.plan.extra if name.startswith("buffer ")}
-        return Parameters(x, version, next_batch, buffers, self.arena.division)
+        return Parameters(x, version, next_batch, buffers, self.arena.division, self.arena.plan.memory_order)
 
     def _end_servers(self) -> None:
         """Lets the servers end once they have written the workers' last messages."""

@@ -56,6 +56,7 @@ class Hello:
     num_elements: int
     num_parameters: int
     dtype: torch.dtype
+    memory_order: str  # of the parameters
     shapes: tuple[tuple[int | str, ...], ...]
     extra: dict[str, tuple[tuple[int, ...], torch.dtype]]
     sharding: Sharding | None = None

@@ -88,6 +88,11 @@ class WorkerStorage:
             return None
         size, division = (binding.num_elements, "") if parts is None else (sum(parts.sizes), parts.digest)
         saved = checkpoint.load_fitting(self._resume, size, binding.dtype, buffers, same_workers)
+        if saved.memory_order != binding.memory_order:
+            raise UsageError(
+                f"The checkpoint in {self._resume} is of a model in another memory format, such as channels_last: give the"
+                " model the format that it had when the run was started."
+            )
         if saved.division != division:
             raise UsageError(
                 f"The checkpoint in {self._resume} has the servers' state of a model that was divided in another way: resume"

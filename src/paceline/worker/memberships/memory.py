@@ -78,7 +78,7 @@ class WorkerMemory:
         """A copy of the current parameters and buffers, for a checkpoint that continues at `next_batch`."""
         x, version = self.arena.checkpointed()
         buffers = {name: buffer.detach().to("cpu", copy=True) for name, buffer in self.buffers.items()}
-        return checkpoint.Parameters(x, version, next_batch, buffers, self.arena.division)
+        return checkpoint.Parameters(x, version, next_batch, buffers, self.arena.division, self.arena.plan.memory_order)
 
     def meet(
         self, store: Any, host: str | None = None, key: Path | None = None, *, patience_s: float | None = None
@@ -244,7 +244,14 @@ def own_arena(
 ) -> Arena:
     """This worker's own memory, with the model's parameters; other workers get only messages."""
     needs = algorithm.needs._replace(views=False, order=False)  # no supervisor says who has died, or records
-    plan = plan_arena(needs, num_workers=num_workers, num_elements=binding.num_elements, dtype=binding.dtype, extra={})
+    plan = plan_arena(
+        needs,
+        num_workers=num_workers,
+        num_elements=binding.num_elements,
+        dtype=binding.dtype,
+        memory_order=binding.memory_order,
+        extra={},
+    )
     arena = Arena(Segment.create(plan.size_bytes), plan, participant_id=worker_id)
     x = binding.zeros()
     binding.read(x)

@@ -165,6 +165,7 @@ class SupervisedMembership(Membership):
             num_elements=self._whole_binding.num_elements,
             num_parameters=self._whole_binding.num_parameters,
             dtype=self.binding.dtype,
+            memory_order=self._whole_binding.memory_order,
             shapes=(*self._whole_binding.describe(), *((name, *one.shape) for name, one in self._untrained.items())),
             extra=extra | table_shapes(self.num_workers),
             sharding=self.part.sharding if self.part is not None else None,
