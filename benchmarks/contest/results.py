@@ -92,16 +92,16 @@ def markdown(records: Sequence[Record]) -> str:
 
 
 def earlier(runs: Sequence[Record]) -> str:
-    """A sentence on the rows that are not of the newest day, on which the machine may have been faster or slower."""
+    """A sentence on the rows that were measured before others began, when the machine may have been faster or slower."""
     days = {
-        (scene, name): max(str(one.get("day", "")) for one in found)
+        (scene, name): sorted(str(one.get("day", "")) for one in found)
         for scene in SCENES
         for name in METHODS
         if (found := of(runs, scene=scene, method=name))
     }
-    newest, said = max(days.values()), []
+    newest, said = max(first for first, *_ in days.values()), []
     for scene, title in SCENES.items():
-        names = [f"`{name}`" for (its_scene, name), day in days.items() if its_scene == scene and day < newest]
+        names = [f"`{name}`" for (its_scene, name), day in days.items() if its_scene == scene and day[-1] < newest]
         if names:
             said.append(f"{title.format(factor=runs[0]['slow_factor']).lower()}: {', '.join(names)}")
     return f" Measured on an earlier day, not beside the other rows: {'; '.join(said)}." if said else ""
