@@ -27,9 +27,13 @@ def to_sum_type(x: torch.Tensor) -> torch.Tensor:
 
 def add_up(vectors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """`out` (n,) becomes the sum of `vectors` (n,), added up in their order."""
+    first, *others = vectors
     total = to_sum_type(out)
-    total.copy_(vectors[0])
-    for vector in vectors[1:]:
+    if others and total is out:
+        torch.add(first, others.pop(0), out=out)  # one pass instead of two
+    else:
+        total.copy_(first)
+    for vector in others:
         total.add_(vector)
     if total is not out:
         out.copy_(total)
@@ -44,8 +48,13 @@ def mean_into(total: torch.Tensor, weighted: Sequence[tuple[torch.Tensor, float]
         total.zero_()
         return
     (first, unit), *others = weighted
-    total.copy_(first)
-    for x, weight in others:
+    left = list(others)
+    if left and first.dtype == total.dtype:
+        x, weight = left.pop(0)
+        torch.add(first, x, alpha=weight / unit, out=total)  # one pass instead of two
+    else:
+        total.copy_(first)
+    for x, weight in left:
         total.add_(x, alpha=weight / unit)
     if others:
         total.div_(sum(weight / unit for _, weight in weighted))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from paceline.transport.packed_vectors import packed
 from paceline.transport.round_vectors import RoundVectors
 
 Messages = Mapping[tuple[int, int, str, int], torch.Tensor | None]
@@ -33,25 +32,22 @@ class Exchange:
     others: Sequence[int]  # the other members
     say: Callable[[str, int, int, torch.Tensor | None], None]  # sends a message of a kind to a member
     received: Messages  # new messages are added to it
-    results: list[torch.Tensor] = field(init=False, default_factory=list)  # empty until all messages have come
 
     def __post_init__(self) -> None:
-        self._mine: list[torch.Tensor] = []
         self._is_reduced = self._is_over = False
         for other in self.others:
             self.say(self.kinds.pieces, self.number, other, self.vectors.message_to(other))
 
     def advance(self) -> bool:
-        """Processes messages; returns whether the results are complete. Raises `WorkerLostError` for a wrong message."""
+        """Processes messages; returns whether all have come. Raises `WorkerLostError` for a wrong message."""
         if not self._is_reduced and (messages := self._all(self.kinds.pieces)) is not None:
-            self._mine, self._is_reduced = self.vectors.reduce(messages), True
-            if self.vectors.is_cut:
-                for other in self.others:
-                    self.say(self.kinds.means, self.number, other, packed(self.vectors.added(self._mine)))
-            else:
-                self.results, self._is_over = self._mine, True
+            self.vectors.reduce(messages)
+            self._is_reduced, self._is_over = True, not self.vectors.is_cut
+            for other in self.others if self.vectors.is_cut else ():
+                self.say(self.kinds.means, self.number, other, self.vectors.sums)
         if self._is_reduced and not self._is_over and (messages := self._all(self.kinds.means)) is not None:
-            self.results, self._is_over = self.vectors.join(self._mine, messages), True
+            self.vectors.take_sums(messages)
+            self._is_over = True
         return self._is_over
 
     def _all(self, kind: str) -> dict[int, torch.Tensor | None] | None:

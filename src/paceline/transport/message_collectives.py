@@ -241,8 +241,7 @@ class MessageCollectives(CarriedOutTogether):
         if self.counts is not None and self._next.others:
             self.counts.note_partner(self._last_heard, waited_s)
         for exchange in self._exchanges:
-            for part, result in zip(exchange.vectors.parts, exchange.results, strict=True):
-                part.result.copy_(result)
+            exchange.vectors.write()
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
         self._voted_in = self._next.view if has_votes else -1
         if self._voted_in != view:

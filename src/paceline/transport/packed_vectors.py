@@ -11,12 +11,15 @@ _ALIGNMENT = 8  # bytes
 
 def packed(vectors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of the vectors as bytes, (n,) uint8, each aligned."""
-    out = torch.empty(sum(map(_aligned, vectors)), dtype=torch.uint8)
-    begin = 0
-    for one in vectors:
-        out[begin : begin + one.nbytes].view(one.dtype).copy_(one)
-        begin += _aligned(one)
+    out = room_for(vectors)
+    for place, one in zip(unpacked(out, vectors), vectors, strict=True):
+        place.copy_(one)
     return out
+
+
+def room_for(likes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The bytes of a message for vectors with the lengths and types of `likes`, without their values."""
+    return torch.empty(sum(map(_aligned, likes)), dtype=torch.uint8)
 
 
 def unpacked(x: torch.Tensor, likes: Sequence[torch.Tensor]) -> list[torch.Tensor]:

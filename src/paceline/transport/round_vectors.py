@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from paceline.optim.half_types import add_up, mean_into, to_sum_type
-from paceline.transport.packed_vectors import packed, unpacked
+from paceline.transport.packed_vectors import packed, room_for, unpacked
 from paceline.transport.round_header import RoundHeader
 
 _OTHER_VERSION = "sent a message of another version of Paceline"
@@ -40,6 +40,7 @@ class RoundVectors:
     Attributes:
         is_cut: whether each member adds up a piece; else each adds up everything.
         totals: of the numbers in the members' headers, after `reduce`.
+        sums: this worker's pieces of the sums and means as bytes, after `reduce`.
     """
 
     parts: Sequence[Part]
@@ -53,14 +54,19 @@ class RoundVectors:
         added_bytes = sum(part.vector.nbytes for part in self.parts if part.is_added)
         self.is_cut = added_bytes > (_AT_ONCE_BYTES if len(self.members) <= 2 else 0)
         self.totals: list[float] = []
+        self.sums = room_for([])
+        self._pieces: dict[int, list[torch.Tensor]] = {}  # by member, of every part: what it has for this worker
+        self._sums: dict[
+            int, list[torch.Tensor]
+        ] = {}  # by member, of every part that is added: its piece of the result
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""
         parts = [part for part in self.parts if self.header.weight or part.kind != "mean"]
         return packed([self.header.vector(), *(part.vector[self._given_to(member, part)] for part in parts)])
 
-    def reduce(self, messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
-        """This worker's pieces of the sums and means, from the other members' messages; those of gathered vectors are whole.
+    def reduce(self, messages: Mapping[int, torch.Tensor | None]) -> None:
+        """Computes this worker's pieces of the sums and means, from the other members' messages, which stay in use.
 
         Raises:
             WorkerLostError: they are of other rounds, or cannot be read.
@@ -72,42 +78,40 @@ class RoundVectors:
             if why := other.why_unlike(self.header, me):
                 raise self.lost([one], why)
         self.totals = [sum(said) for said in zip(*(headers[one].numbers for one in self.members), strict=True)]
-        likes = [part.vector[self._given_to(me, part)] for part in self.parts]
-        pieces = {me: likes}
+        self._pieces[me] = likes = [part.vector[self._given_to(me, part)] for part in self.parts]
         for one, x in messages.items():
             given = zip(self.parts, likes, strict=True)
             brings = [piece if headers[one].weight or part.kind != "mean" else piece[:0] for part, piece in given]
-            _, *pieces[one] = self._unpack(one, x, [like, *brings])
-        given = zip(self.parts, likes, strict=True)
-        mine = [torch.empty_like(piece) if part.is_added else part.result.clone() for part, piece in given]
-        for place, (part, out) in enumerate(zip(self.parts, mine, strict=True)):
-            if not part.is_added:
-                places = out.chunk(self.num_workers)
-                for one in self.members:
-                    places[one].copy_(pieces[one][place])
-            elif part.kind == "mean":
+            _, *self._pieces[one] = self._unpack(one, x, [like, *brings])
+        added = [number for number, part in enumerate(self.parts) if part.is_added]
+        self.sums = room_for([likes[number] for number in added])
+        self._sums[me] = unpacked(self.sums, [likes[number] for number in added])
+        for number, out in zip(added, self._sums[me], strict=True):
+            if self.parts[number].kind == "mean":
                 total = to_sum_type(out)
-                given = [(pieces[one][place], headers[one].weight) for one in self.members]
-                mean_into(total, [(piece, weight) for piece, weight in given if weight])
+                brought = [(self._pieces[one][number], headers[one].weight) for one in self.members]
+                mean_into(total, [(piece, weight) for piece, weight in brought if weight])
                 out.copy_(total)
             else:
-                add_up([pieces[one][place] for one in self.members], out)
-        return mine
+                add_up([self._pieces[one][number] for one in self.members], out)
 
-    def join(self, mine: list[torch.Tensor], messages: Mapping[int, torch.Tensor | None]) -> list[torch.Tensor]:
-        """The whole results, from all members' pieces; raises `WorkerLostError` if some cannot be read."""
-        added = [torch.empty_like(part.vector) for part in self.parts if part.is_added]
-        for one in self.members:
-            slices = [result[self._slice_of(one, len(result))] for result in added]
-            found = self.added(mine) if one == self.worker_id else self._unpack(one, messages[one], slices)
-            for out, piece in zip(slices, found, strict=True):
-                out.copy_(piece)
-        sums = iter(added)
-        return [next(sums) if part.is_added else whole for part, whole in zip(self.parts, mine, strict=True)]
+    def take_sums(self, messages: Mapping[int, torch.Tensor | None]) -> None:
+        """Takes the other members' `sums`, which stay in use; raises `WorkerLostError` if some cannot be read."""
+        added = [part.vector for part in self.parts if part.is_added]
+        for one, x in messages.items():
+            self._sums[one] = self._unpack(one, x, [vector[self._slice_of(one, len(vector))] for vector in added])
 
-    def added(self, mine: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Of what `reduce` has returned, the pieces that the other members need."""
-        return [piece for part, piece in zip(self.parts, mine, strict=True) if part.is_added]
+    def write(self) -> None:
+        """Gives the parts their results."""
+        sums = {one: iter(pieces) for one, pieces in self._sums.items()}
+        for number, part in enumerate(self.parts):
+            if part.is_added:
+                for one, pieces in sums.items():
+                    part.result[self._slice_of(one, len(part.result))].copy_(next(pieces))
+                continue
+            places = part.result.chunk(self.num_workers)
+            for one in self.members:
+                places[one].copy_(self._pieces[one][number])
 
     def _given_to(self, member: int, part: Part) -> slice:
         """What of a vector a member needs."""
