@@ -123,9 +123,9 @@ def main() -> None:
         f"Machine: {about['processor']}, {about['cores']} cores, load {load:.1f} at the start."
         f" Python {used['python']}, PyTorch {used['torch']}.",
         f"Command: `python benchmarks/message_collectives.py --pairs {arguments.pairs} --workers {arguments.workers}`.",
-        "A message is packed, copied by ZeroMQ, added up and copied out, and the input is kept until all have voted: most"
-        " rows miss their target. Processes of one machine, Unix sockets beside Gloo's TCP. Milliseconds, medians over interleaved pairs of bursts, in"
-        " brackets the middle half of the ratios; less is better.",
+        "A message is packed, copied by ZeroMQ, added up and copied out, and the input is kept until all have voted:"
+        " most rows miss their target. Processes of one machine, Unix sockets beside Gloo's TCP. Milliseconds, medians over"
+        " interleaved pairs of bursts, in brackets the middle half of the ratios; less is better.",
         "",
         "| workers | vectors | messages | Gloo | ratio | target |",
         "|---|---|---|---|---|---|",
