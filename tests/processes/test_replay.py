@@ -255,7 +255,7 @@ LOCKSTEP = ["lockstep", "all-reduce", "local-sgd(period=4)", "da-sgd", "diloco(p
 SURVIVES = {  # where workers are killed, besides in a gradient
     **{one: ["ring.unwritten", "replicated.mid_write"] for one in LOCKSTEP},
     "all-reduce": ["lockstep.arrived"],
-    "d-psgd": ["views.begun", "order.unwritten", "ring.unwritten"],
+    "d-psgd": ["views.begun", "ring.unwritten"],
     "locked": ["lock.taken"],
     "leashed": ["slots.hazard_set", "slots.claimed"],
     "parameter-server(mode=sync)": ["ring.unwritten"],
