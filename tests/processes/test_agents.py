@@ -20,6 +20,7 @@ import torch
 from torch import nn
 import paceline as pl
 
+assert os.environ["MALLOC_TRIM_THRESHOLD_"] == os.environ["MALLOC_MMAP_THRESHOLD_"] == str(1 << 30)
 folder = pathlib.Path(sys.argv[1])
 torch.manual_seed(os.getpid())
 model = nn.Linear(8, 1)

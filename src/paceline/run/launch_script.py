@@ -36,6 +36,8 @@ from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
 from paceline.transport.device import gpu_of
 
+#: Tells glibc to keep freed memory, as in `pl.launch`: the next step allocates its activations again, and the next message.
+KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
 _LOOK_EVERY_S = 0.05
 _WORKER_FILES = ("worker-*.json", "events-*.jsonl", "model.pt")
 _GRACE_S = 20.0  # in which ending workers write their files; Slurm and Kubernetes give half a minute
@@ -136,6 +138,7 @@ class Agent:
         place = min(set(range(self.workers)) - taken, default=0)
         environment = {
             "OMP_NUM_THREADS": "1",
+            **KEEP_FREED_MEMORY,
             **os.environ,
             **gpu_of(place),
             "PACELINE_JOIN": self.address,
