@@ -335,7 +335,7 @@ class FlatBinding:
         found = []
         for number, (p, strides) in enumerate(zip(self.parameters, self._strides, strict=True)):
             dims = [dim for dim, size in enumerate(p.shape) if size > 1]
-            order = sorted(dims, key=lambda dim: -strides[dim]) if strides is not None else dims
+            order = dims if strides is None else sorted(dims, key=[-one for one in strides].__getitem__)
             found += [f"{number}:{','.join(map(str, order))}"] if order != dims else []
         return " ".join(found)
 

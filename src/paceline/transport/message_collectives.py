@@ -242,6 +242,7 @@ class MessageCollectives(CarriedOutTogether):
             self.counts.note_partner(self._last_heard, waited_s)
         for exchange in self._exchanges:
             exchange.vectors.write()
+        self._exchanges = []  # which keep messages
         self._received = {key: x for key, x in self._received.items() if key[0] > self._round}
         self._voted_in = self._next.view if has_votes else -1
         if self._voted_in != view:
