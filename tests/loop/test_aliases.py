@@ -179,3 +179,21 @@ def without_elements(model):
 )
 def test_empty_parameters_and_scripted_models_are_trained(make, algorithm, own):
     torch.testing.assert_close(trained(make, algorithm, own), trained(make, None, own))
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_buffer_is_refused_and_a_nested_attribute_stays(layout):
+    def make():
+        model = nn.Linear(3, 3)
+        model.spans = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        return model
+
+    def with_a_buffer():
+        model = make()
+        model.register_buffer("names", model.spans)
+        return model
+
+    assert not attached(make, workers=2)
+    with pytest.raises(pl.UsageError, match="The buffer names is a nested tensor"):
+        attached(with_a_buffer, workers=2)

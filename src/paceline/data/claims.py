@@ -52,7 +52,8 @@ class WorkerClaims:
         self._first = left.first
         self._done = done
         self.epoch = -1  # none has begun
-        self._round = taken
+        self._round = self._epoch_round = taken
+        self._unstepped: list[int] = []  # batches of earlier epochs in the step that was under way when this one began
         self._ahead: set[int] = set()
         self.num_claimed = 0  # batches claimed from the shared counts
         # The number below which each batch belongs to some worker; None: unknown, because an epoch was left early.
@@ -62,15 +63,21 @@ class WorkerClaims:
     def is_shared(self) -> bool:
         return self.deal is None
 
-    def begin(self, epoch: int) -> None:
-        """Begins the loop's next epoch, even if the last one has not ended."""
+    def begin(self, epoch: int, num_unstepped: int = 0) -> None:
+        """Begins the loop's next epoch, even if the last one has not ended.
+
+        `num_unstepped`: rounds whose gradients the loop has accumulated without a step.
+        """
         unmet = self.deal.unmet(self.batches.has) if self.deal is not None else []
         before, self.epoch = self.epoch, self.batches.begin(epoch, unmet)
         if self.deal is None and self.reached is not None and self.reached < self.epoch * self.batches.epoch_numbers:
             self.reached = None
         if self.deal is not None and self.epoch != before:
             numbers = self.batches.epoch_numbers
-            self.taken = self._round = max(self.taken, self.epoch * -(-numbers // self._num_workers))
+            self._unstepped = self._last_rounds(self.deal, num_unstepped, before)
+            self.taken = self._round = self._epoch_round = max(
+                self.taken, self.epoch * -(-numbers // self._num_workers)
+            )
             self.deal.begin(self.taken, self.epoch, numbers, can_repeat=self.batches.can_repeat)
             self.deal.earlier = self.batches.earlier
 
@@ -149,9 +156,23 @@ class WorkerClaims:
         """The batches that remain for a resumed run, in lockstep."""
         return self.deal.left(self.taken) if self.deal is not None else None
 
+    def left_at_epoch(self) -> Left | None:
+        """The same as an epoch begins, with the batches of the step under way."""
+        return self.deal.left(self.taken, self._unstepped) if self.deal is not None else None
+
     def place(self, number: int) -> int:
         """A batch's place in the epoch; negative for a batch of an earlier epoch."""
         return number - self.epoch * self.batches.epoch_numbers
+
+    def _last_rounds(self, deal: RoundDeal, num_rounds: int, epoch: int) -> list[int]:
+        """Numbers of all workers' batches in the last rounds, of which some may belong to epochs before `epoch`."""
+        if not num_rounds:
+            return []
+        since, numbers = self.taken - num_rounds, self.batches.epoch_numbers
+        rounds = range(max(since, self._epoch_round, deal.first_round), self.taken)
+        places = [place for round in rounds for place in deal.places(round)]
+        own = [epoch * numbers + place for place in places if place < numbers]
+        return [*self._unstepped, *own] if since < self._epoch_round else own
 
     def _in_round(self, deal: RoundDeal, round: int) -> int:
         place = deal.place(round)

@@ -59,7 +59,7 @@ class RoundDeal:
         if shares is not None:
             shares.take_over(left.sizes)
         self._unmet: dict[int, dict[int, int]] = {}  # by round of an earlier deal in no mean yet: members' places
-        self._handed = self._first_round = 0
+        self._handed = self.first_round = 0
         self._left_before = left
         self._first = self._numbers = 0  # the epoch's first batch, and how many it has
         self._again: list[int] = []  # places that come before all others
@@ -75,7 +75,7 @@ class RoundDeal:
         for places in self._unmet.values():
             places.update((worker, place - shift) for worker, place in places.items())
         late, self._late = [place - shift for place in self._late], []
-        self.begun = self.met = self._handed = self._first_round = round
+        self.begun = self.met = self._handed = self.first_round = round
         self.epoch, self._numbers, self._can_repeat, self._is_settled = epoch, numbers, can_repeat, False
         self._place = max(0, self._left_before.first - self._first)
         left_before = [one - self._first for one in self._left_before.earlier if one // numbers == epoch]
@@ -83,7 +83,7 @@ class RoundDeal:
 
     def places(self, round: int) -> list[int]:
         """The places of the members' batches in a round, in order of id; places past the epoch's end have no batch."""
-        first = (round - self._first_round) * len(self.members)
+        first = (round - self.first_round) * len(self.members)
         if first < 0:  # dealt before the members changed
             return list(self._unmet[round].values())
         return [self._at(number) for number in range(first, first + len(self.members))]
@@ -93,14 +93,14 @@ class RoundDeal:
 
         A newcomer's first round exists even if only a dead worker had a batch in it, because the others have begun it.
         """
-        number = (round - self._first_round) * len(self.members)
+        number = (round - self.first_round) * len(self.members)
         return number >= 0 and not has(self._at(number))
 
     def place(self, round: int) -> int:
         """The place of this worker's batch in a round; places past the epoch's end have no batch."""
-        if round < self._first_round:
+        if round < self.first_round:
             return self._unmet[round].get(self._worker_id, self._numbers)
-        return self._at((round - self._first_round) * len(self.members) + self.members.index(self._worker_id))
+        return self._at((round - self.first_round) * len(self.members) + self.members.index(self._worker_id))
 
     @property
     def first_place(self) -> int:
@@ -142,7 +142,7 @@ class RoundDeal:
 
     def _note_unmet(self) -> None:
         """Records the places of rounds that are in no mean, before the deal changes."""
-        for round in range(max(self.met, self._first_round), self._handed) if self._tracks else ():
+        for round in range(max(self.met, self.first_round), self._handed) if self._tracks else ():
             self._unmet[round] = dict(zip(self.members, self.places(round), strict=True))
 
     def _at(self, number: int) -> int:
@@ -170,11 +170,11 @@ class RoundDeal:
         ]
         self._place, rest = self._following(self._handed)
         again = sorted([*again, *rest]) if self._can_repeat else []
-        self.members, self._first_round, self._again = members, self._handed, again
+        self.members, self.first_round, self._again = members, self._handed, again
 
     def _following(self, round: int) -> tuple[int, list[int]]:
         """The first place that no earlier round has, and the places to deal before it."""
-        dealt = max(0, (round - self._first_round) * len(self.members))
+        dealt = max(0, (round - self.first_round) * len(self.members))
         return self._place + max(0, dealt - len(self._again)), self._again[dealt:]
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
@@ -190,21 +190,20 @@ class RoundDeal:
             self._shares.take_over(given["sizes"])
         vars(self).update((name, value) for name, value in given.items() if name != "sizes")
 
-    def left(self, round: int) -> Left | None:
-        """The batches that remain if the run ends before this round.
+    def left(self, round: int, unstepped: Sequence[int] = ()) -> Left | None:
+        """The batches that remain if the run ends before this round, or with `unstepped` numbers of earlier epochs.
 
         None: unknown, because the members have changed since, for example in a step over several batches.
         """
         if not self._numbers:
             return self._left_before
-        if round < min(self._first_round, self.met):
+        if round < min(self.first_round, self.met):
             return None
-        rounds = range(round, self._first_round)
+        rounds = range(round, self.first_round)
         place, again = self._following(round)
         earlier = sorted([*(one for number in rounds for one in self._unmet.get(number, {}).values()), *again])
-        left = Left(
-            self._first + min(place, self._numbers), [self._first + one for one in earlier if one < self._numbers]
-        )
+        earlier = sorted({*unstepped, *(self._first + one for one in earlier if one < self._numbers)})
+        left = Left(self._first + min(place, self._numbers), earlier)
         if self._shares is None:
             return left
         epoch, place = divmod(left.least, self._numbers)

@@ -71,7 +71,8 @@ class GradientBuckets:
 
     Args:
         g: the flat vector (P,); its padding is zero. None: gradients stay in the parameters, and there are no buckets.
-        on_gradient: a method, called with a parameter's index when backward has added to its gradient.
+        on_gradient: a method, called with a parameter's index when backward has added to its gradient. It runs after all hooks
+            of the loop; in the first pass after the loop has registered one, only `complete_all` hands out that parameter.
         bucket_bytes: as for `bucket_ranges`.
     """
 
@@ -98,11 +99,10 @@ class GradientBuckets:
         self._ready: Callable[[torch.Tensor], None] = _nobody
         # PyTorch holds hooks where the garbage collector cannot see them: a strong reference to what owns the parameters would
         # keep all of it for good.
-        owner = weakref.WeakMethod(on_gradient)
-        self._hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(partial(_tell, owner, index))
-            for index, parameter in enumerate(binding.parameters)
-        ]
+        self._tell = partial(_tell, weakref.WeakMethod(on_gradient))
+        self._hooks: list[Any] = []
+        self._register()
+        self._has_followers = False  # the loop has registered hooks that run after these
 
     @property
     def missing(self) -> Ranges:
@@ -131,6 +131,9 @@ class GradientBuckets:
         Raises:
             UsageError: it was complete before, so that its bucket may be outdated.
         """
+        if self._is_followed(index):
+            self._has_followers = True
+            return
         if self._num_out >= len(self._awaited):
             return
         awaited = self._awaited[self._bucket_of[index]]
@@ -147,6 +150,23 @@ class GradientBuckets:
         """Backward has ended: hands out the rest; gradients that it skipped keep their earlier values, or are zero."""
         while self._num_out < len(self.vectors):
             self._hand_out()
+        if self._has_followers:
+            self._has_followers = False
+            self._register()
+
+    def _is_followed(self, index: int) -> bool:
+        if not self._hooks:
+            return False
+        hook = self._hooks[index]
+        return next(reversed(hook.hooks_dict_ref())) != hook.id
+
+    def _register(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._tell, index))
+            for index, parameter in enumerate(self._parameters)
+        ]
 
     def remove(self) -> None:
         for hook in self._hooks:

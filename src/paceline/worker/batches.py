@@ -151,7 +151,7 @@ class WorkerBatches:
         self._membership.reach_epoch(epoch)
         batches = self.batches_of(loader)
         claims = self._claims_for(batches)
-        claims.begin(epoch)
+        claims.begin(epoch, len(self._unstepped()))
         if not self._enter(claims):
             return
         move = moving_to(batches.device) if batches.device is not None else None
@@ -241,7 +241,7 @@ class WorkerBatches:
                     self.take_part()
                     leads = self._leads(claims, number)
                     first_batch = epoch * claims.batches.epoch_numbers
-                    state = LoopState(self._optimizer, claims.taken, claims.left())
+                    state = LoopState(self._optimizer, claims.taken, claims.left_at_epoch())
                     step = self._replica.step + 1 if self.algorithm.same_batches else 0
                     self._membership.begin_epoch(epoch, first_batch, state, leads=leads, step=step)
                 elif self.algorithm.same_batches and not (self._replica.is_under_way or self._not_begun):
@@ -338,10 +338,14 @@ class WorkerBatches:
             share = self._get_share() if self.algorithm.in_rounds else None
             return LoopState(self._optimizer, self._taken, share.left if share is not None else None)
         if is_cut:
-            for number in [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]:
+            for number in self._unstepped():
                 claims.take_back(number)
         left = claims.left()
         return None if left is None and claims.deal is not None else LoopState(self._optimizer, claims.taken, left)
+
+    def _unstepped(self) -> list[int]:
+        """Numbers of the batches that the loop has got for a step that is not over."""
+        return [*(self._replica.batches_of_step if self._replica.is_under_way else ()), *self._not_begun]
 
     def _get_share(self) -> BatchShare:
         self._share = self._share or self._membership.batches()

@@ -16,11 +16,17 @@ from paceline.system.torch_internals import forward_pre_hooks, num_storage_users
 
 
 def check_aliases(model: nn.Module, *, warns: bool) -> None:
-    """Refuses a model whose tensors share a trained parameter's memory, and warns of aliases outside the model.
+    """Refuses nested buffers and tensors that share a trained parameter's memory; warns of aliases outside the model.
 
     Raises:
         UsageError: with the remedy.
     """
+    for name, buffer in model.named_buffers():
+        if buffer.is_nested:
+            raise UsageError(
+                f"The buffer {name} is a nested tensor, which workers cannot share: register its values and its offsets as two"
+                " buffers, and make the nested tensor of them in forward."
+            )
     by_storage: dict[int, list[tuple[str, torch.Tensor, range]]] = defaultdict(list)
     for name, one in _held_by(model):
         if _has_memory(one):
@@ -70,7 +76,12 @@ def _held_by(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.numel() > 0 and tensor.device.type in ("cpu", "cuda")
+    return (
+        not tensor.is_nested
+        and tensor.layout == torch.strided
+        and tensor.numel() > 0
+        and tensor.device.type in ("cpu", "cuda")
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> range:

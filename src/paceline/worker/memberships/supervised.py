@@ -285,7 +285,7 @@ class SupervisedMembership(Membership):
         if self._environment.checkpoint is None or not is_due or epoch == self._entered_in:  # it began before
             return
         kept = self.arena.epoch_claims().least_kept()  # claimed ahead by a worker that is still in the epoch before
-        next_batch = number if kept is None else min(kept, number)
+        next_batch = min(number, number if kept is None else kept, number if state.left is None else state.left.least)
         is_first = self.part is None or self.part.is_recorded
         values = (lambda: self._memory.parameters(next_batch)) if parameters and is_first else None
         if self._storage.save(number, state, self._own_model, values) and parameters:
