@@ -93,9 +93,9 @@ def plain_halves(num_workers, steps):
     return vector(model)
 
 
-def together(steps=6):
+def together(steps=6, lr=0.1):
     model, _ = made()
-    optimizers = halves(model)
+    optimizers = halves(model, lr)
     with pl.attach(model, optimizers):
         train_together(model, optimizers, batches(steps))
     return vector(model)
