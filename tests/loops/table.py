@@ -13,6 +13,7 @@ ALONE = "alone"
 SHARDED = ["all-reduce(sharded=true)"]
 SERVED_BY_OPTIMIZER = [name for name in ALL if name.startswith("parameter-server")]
 TAKE_ONE = [*SHARDED, "d-psgd", "ad-psgd"]
+HAVE_ONE_RATE = [name for name in SERVED if name not in SERVED_BY_OPTIMIZER]
 
 
 class Cell(NamedTuple):
@@ -35,6 +36,7 @@ OTHER = [
     Cell(["penalty_after_backward"], ["all-reduce"], "parameters differ, and this method keeps them equal"),
     Cell(["own_plateau"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "the workers' learning rates differ"),
     Cell(["two_optimizers", "in_turn", "sparse_table"], TAKE_ONE, "takes one optimizer, but attach was given 2"),
+    Cell(["two_optimizers", "sparse_table"], HAVE_ONE_RATE, "The servers' rule has one learning rate"),
     Cell(["skipped_step"], [*SHARED_LOCKSTEP, *OWN_LOCKSTEP], "Worker 1 skipped"),
     Cell(["clamped", "lookahead"], [*SERVED, "leashed"], "would be lost: load weights before attach"),
     Cell(["unfrozen"], ALL, "attach after unfreezing or adding it"),

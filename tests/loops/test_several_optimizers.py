@@ -9,12 +9,12 @@ from torch import nn
 import paceline as pl
 from loops import families
 from loops.coder import batches, halves, loss_of, made, own_id, plain_halves, together, train_together, vector
+from loops.table import HAVE_ONE_RATE
 from processes import programs
 
 TAKE_ONE = ["all-reduce(sharded=true)", "d-psgd", "ad-psgd"]
 TAKE_SEVERAL = [name for name in families.ALL if name not in TAKE_ONE]
 IN_ROUNDS = ["lockstep", "all-reduce", "parameter-server"]
-HAVE_ONE_RATE = ["downpour(push=3, fetch=2)", "adaptive-revision"]
 
 
 def simulated(loop, algorithm, workers=2):

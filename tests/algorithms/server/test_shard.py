@@ -210,6 +210,16 @@ def test_a_worker_that_was_taken_for_dead_and_sends_again_takes_part_again():
     assert {0: 1, 1: 1} in seen
 
 
+@pytest.mark.parametrize(("met", "clock"), [(False, 0), (True, 1)])
+def test_a_join_that_is_repeated_moves_no_clock(met, clock):
+    """A worker repeats it when it hears that the server can be reached. After a meeting, it begins where the others are."""
+    admission, join, seen = Clocks(1, range(2)), Received(1, 0, Message("join")), []
+    meeting = [Received(1, 0, Message("meet", 1))] if met else []
+    arrivals = [settings(0), join, push(0, 1, 1), *meeting, join, push(0, 2, 1, 1)]
+    serve(arrivals, admission=admission, look=lambda: seen.append(dict(admission.clocks)))
+    assert [clocks for clocks in seen if len(clocks) == 2][-1][1] == clock
+
+
 def test_a_worker_says_where_it_is_to_a_server_that_cannot_know():
     """Its update 3 died with this server's predecessor, which had answered it."""
     admission = Clocks(0, range(2))

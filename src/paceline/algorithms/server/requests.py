@@ -32,6 +32,7 @@ class Requests:
         self.fetches: dict[int, tuple[int, int]] = {}
         self.ends: set[int] = set()  # workers that wait until no worker trains any more
         self.without_x: set[int] = set()  # workers whose last request was not for parameters, or that have the newest
+        self._joined: dict[int, int] = {}  # worker -> incarnation, until it leaves
 
     def hear(self, worker_id: int, message: Message) -> None:
         """Notes a worker's request; the shard itself adds a push to `decided` once it has decided on it."""
@@ -43,6 +44,20 @@ class Requests:
                 self.fetches[worker_id] = (message.number, message.version)
             case "final":
                 self.ends.add(worker_id)
+
+    def is_first_join(self, worker_id: int, incarnation: int, *, is_away: bool) -> bool:
+        """Whether a worker joins, or comes back from a meeting (`is_away`); else it repeats an unanswered message.
+
+        A worker repeats it when it hears that the server can be reached, which may be after the server has got it. Another
+        join would move the worker to the clock of those that have trained meanwhile, without its own updates.
+        """
+        is_first = is_away or self._joined.get(worker_id) != incarnation
+        self._joined[worker_id] = incarnation
+        return is_first
+
+    def leave(self, worker_id: int) -> None:
+        self._joined.pop(worker_id, None)
+        self.decided.pop(worker_id, None)
 
     def forget(self, worker_id: int) -> None:
         self.decided.pop(worker_id, None)

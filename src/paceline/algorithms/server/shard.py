@@ -58,9 +58,8 @@ class Shard:
         self._link: CopyLink | None = None  # to the second copy, if there is one
         self._admission = rules.admission(shard_id)
         self._applier, self._gathering = rules.apply.start(len(self._x), self._x.dtype), rules.gathering
-        self._average: SharedAverage | None = None
-        if rules.average is not None:
-            self._average = SharedAverage(ports, rules.average, with_buffers=not shard_id)
+        decay = rules.average
+        self._average = SharedAverage(ports, decay, with_buffers=not shard_id) if decay is not None else None
         self._user = user if isinstance(user := self._applier.innermost, UserApplier) else None
         if self._user is not None:
             self._user.begin = ports.shared.ranges[shard_id][0]
@@ -72,8 +71,7 @@ class Shard:
         self._answers = Answers(ports, shard_id, self._announced)
         self._requests, self._meetings = Requests(), Meetings()
         self._present = set(range(ports.num_workers))
-        self._said_goodbye: set[int] = set()
-        self._gone: set[int] = set()
+        self._said_goodbye, self._gone = set[int](), set[int]()
         self._not_back, self._patience_s = set(self._present), _FIRST_DEADLINE_S  # workers that have not reported yet
         self._counted = {"backups": 0, "incomplete": 0}  # the admission's counts, as last reported to the run
         self._given_s: dict[int, float] = {}  # worker -> when it was sent the parameters for its next gradient
@@ -178,8 +176,9 @@ class Shard:
     # Messages
 
     def _hear(self, received: Received) -> None:
-        sender, _, message = received
+        sender, incarnation, message = received
         check_form(received, self._ports.num_workers)
+        is_away = sender in self._admission.absent
         self._not_back.discard(sender)
         self._requests.hear(sender, message)
         self._answers.hear(received)
@@ -196,9 +195,10 @@ class Shard:
                 self._log("copy-loaded", message.x, about=sender)
             case "rows" | "lookup" | "echo":
                 self._announced.hear(received)
-            case "join":
-                # With a number, the worker is a member already and adopts another shard's clock.
-                (self._hear_clock if message.number else self._join)(sender, message.number)
+            case "join" if message.number:  # the worker is a member already and adopts another shard's clock
+                self._hear_clock(sender, message.number)
+            case "join" if self._requests.is_first_join(sender, incarnation, is_away=is_away):
+                self._join(sender, 0)
             case "meet":
                 self._log("copy-meet", about=sender, weight=message.number)
             case "bye":
@@ -370,7 +370,7 @@ class Shard:
         self._admission.told(worker, sequence)
 
     def _leave(self, worker: int) -> None:
-        self._requests.decided.pop(worker, None)
+        self._requests.leave(worker)
         if worker in self._present:
             self._log("copy-leave", about=worker)
             self._meetings.leave(worker)
