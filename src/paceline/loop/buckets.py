@@ -100,8 +100,7 @@ class GradientBuckets:
         # PyTorch holds hooks where the garbage collector cannot see them: a strong reference to what owns the parameters would
         # keep all of it for good.
         self._tell = partial(_tell, weakref.WeakMethod(on_gradient))
-        self._hooks: list[Any] = []
-        self._register()
+        self._hooks: list[Any] = list(map(self._hooked, range(len(self._parameters))))
         self._has_followers = False  # the loop has registered hooks that run after these
 
     @property
@@ -152,7 +151,10 @@ class GradientBuckets:
             self._hand_out()
         if self._has_followers:
             self._has_followers = False
-            self._register()
+            for index, parameter in enumerate(self._parameters):
+                if parameter.requires_grad:  # else the loop has frozen it
+                    self._hooks[index].remove()
+                    self._hooks[index] = self._hooked(index)
 
     def _is_followed(self, index: int) -> bool:
         if not self._hooks:
@@ -160,13 +162,8 @@ class GradientBuckets:
         hook = self._hooks[index]
         return next(reversed(hook.hooks_dict_ref())) != hook.id
 
-    def _register(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._tell, index))
-            for index, parameter in enumerate(self._parameters)
-        ]
+    def _hooked(self, index: int) -> Any:
+        return self._parameters[index].register_post_accumulate_grad_hook(partial(self._tell, index))
 
     def remove(self) -> None:
         for hook in self._hooks:
