@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import paceline as pl
+from leftovers import wait_until
 from loops import unseeded
-from processes.test_sums_after_a_death import wait_for
 
 
 @pytest.mark.parametrize("algorithm", ["all-reduce", "hogwild"])
@@ -51,9 +51,9 @@ def taught(folder):
             if not worker.worker_id:
                 model.teacher.data.fill_(7.0)
                 (folder / "taught").touch()
-                wait_for(folder / "found")
+                wait_until((folder / "found").exists, "the replacement")
             elif not (folder / "dead").exists():
-                wait_for(folder / "taught")
+                wait_until((folder / "taught").exists, "the teacher")
                 (folder / "dead").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()

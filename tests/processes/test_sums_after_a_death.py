@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from functools import partial
 
 import pytest
@@ -11,17 +10,10 @@ import torch
 from torch import nn
 
 import paceline as pl
+from leftovers import wait_until
 
 EPOCHS, WORKERS = 5, 3
-DEADLINE_S = 60.0
 BATCHES = [torch.full((2, 3), float(number)) for number in range(12)]
-
-
-def wait_for(path):
-    until_s = time.monotonic() + DEADLINE_S
-    while not path.exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def loop(folder):
@@ -33,7 +25,7 @@ def loop(folder):
     with pl.attach(model, optimizer) as worker:
         for epoch in range(EPOCHS):
             if worker.worker_id != 1 and epoch in (1, 3):
-                wait_for(dead if epoch == 1 else back)
+                wait_until((dead if epoch == 1 else back).exists, "the other worker")
             steps = 0
             for x in worker.batches(BATCHES):
                 if worker.worker_id == epoch == 1:

@@ -36,7 +36,7 @@ from paceline.system.limits import temporary_folder
 from paceline.system.uncaught import SAID
 from paceline.transport.device import gpu_of
 
-#: Tells glibc to keep freed memory, as in `pl.launch`: the next step allocates its activations again, and the next message.
+#: Makes glibc keep freed memory for the next step's activations and messages, as workers of `pl.launch` do.
 KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 30)}
 _LOOK_EVERY_S = 0.05
 _WORKER_FILES = ("worker-*.json", "events-*.jsonl", "model.pt")

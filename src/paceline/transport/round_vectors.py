@@ -56,9 +56,7 @@ class RoundVectors:
         self.totals: list[float] = []
         self.sums = room_for([])
         self._pieces: dict[int, list[torch.Tensor]] = {}  # by member, of every part: what it has for this worker
-        self._sums: dict[
-            int, list[torch.Tensor]
-        ] = {}  # by member, of every part that is added: its piece of the result
+        self._sums: dict[int, list[torch.Tensor]] = {}  # by member, of every part that is added: its sums
 
     def message_to(self, member: int) -> torch.Tensor:
         """The header, and this worker's pieces for a member, as bytes; no piece of a mean in which it has no weight."""

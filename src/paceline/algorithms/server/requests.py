@@ -45,11 +45,11 @@ class Requests:
             case "final":
                 self.ends.add(worker_id)
 
-    def is_first_join(self, worker_id: int, incarnation: int, *, is_away: bool) -> bool:
-        """Whether a worker joins, or comes back from a meeting (`is_away`); else it repeats an unanswered message.
+    def joins(self, worker_id: int, incarnation: int, *, is_away: bool) -> bool:
+        """Notes a request to join; returns False if the worker repeats one and is not away at a meeting.
 
-        A worker repeats it when it hears that the server can be reached, which may be after the server has got it. Another
-        join would move the worker to the clock of those that have trained meanwhile, without its own updates.
+        A worker repeats an unanswered request as soon as it can reach the server, which may have got the first one. If both
+        counted, the second would move the worker to the clock of those that have trained meanwhile.
         """
         is_first = is_away or self._joined.get(worker_id) != incarnation
         self._joined[worker_id] = incarnation

@@ -197,7 +197,7 @@ class Shard:
                 self._announced.hear(received)
             case "join" if message.number:  # the worker is a member already and adopts another shard's clock
                 self._hear_clock(sender, message.number)
-            case "join" if self._requests.is_first_join(sender, incarnation, is_away=is_away):
+            case "join" if self._requests.joins(sender, incarnation, is_away=is_away):
                 self._join(sender, 0)
             case "meet":
                 self._log("copy-meet", about=sender, weight=message.number)
