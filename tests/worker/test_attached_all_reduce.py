@@ -90,6 +90,25 @@ def test_accumulated_gradients(marked, launched):
     torch.testing.assert_close(launched(train), reference(clipped, 4))
 
 
+def test_samples_that_the_loop_tells_are_those_of_one_step():
+    """All further steps count their batches' samples again, those of every pass."""
+
+    def loop():
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pl.attach(model, optimizer) as worker:
+            for number, (x, _) in enumerate(worker.batches(BATCHES), start=1):
+                loss = model(x).mean()
+                loss.backward()
+                if number % 2 == 0:
+                    worker.report(loss, samples=5 if number == 2 else None)
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    run = pl.launch(loop, workers=2, algorithm="all-reduce", backend="threads")
+    assert [rows["samples"].tolist() for rows in run.records.values()] == 2 * [[5, 12, 12, 12]]
+
+
 def test_every_pass_marked_sends_with_the_step(launched):
     def train(worker, model, optimizer):
         for x, y in worker.batches(BATCHES):

@@ -132,7 +132,7 @@ class AttachedReplica(ProgramSide):
         if self.outside.lasting is None:
             self.settle_outside()
         self.batch = batch_number
-        self.samples = samples
+        self.samples, self._told_samples = samples, 0
         self.repeats = False
         self.closure: bool | None = None
         self.scaled = self.skipped = self._overflowed = False
