@@ -134,8 +134,9 @@ def said(costs: Sequence[float], digits: int = 1, scale: float = 1.0) -> str:
         return f"{value * scale:,.{digits}f}" if math.isfinite(value) else "never"
 
     low, high, _ = interval(costs)
-    middle = text(median(costs)) + (f" ({text(low)} to {text(high)})" if len(costs) > 1 else "")
-    return f"{middle}; {missed} of {len(costs)} did not arrive" if missed else middle
+    about = [f"{text(low)} to {text(high)}"] if len(costs) > 1 else []
+    about += [f"{missed} of {len(costs)} did not arrive"] if missed else []
+    return text(median(costs)) + (f" ({', '.join(about)})" if about else "")
 
 
 def sooner(costs: Sequence[float], others: Sequence[float]) -> bool:

@@ -101,8 +101,8 @@ def test_the_interval_is_the_narrowest_with_its_level(protocol, number):
 
 def test_runs_that_do_not_arrive_count(protocol):
     assert protocol.said([1.0, 2.0, 3.0]) == "2.0 (1.0 to 3.0)"
-    assert protocol.said([1.0, 2.0, NEVER]) == "2.0 (1.0 to never); 1 of 3 did not arrive"
-    assert protocol.said([1.0, NEVER, NEVER]) == "never (1.0 to never); 2 of 3 did not arrive"
+    assert protocol.said([1.0, 2.0, NEVER]) == "2.0 (1.0 to never, 1 of 3 did not arrive)"
+    assert protocol.said([1.0, NEVER, NEVER]) == "never (1.0 to never, 2 of 3 did not arrive)"
     assert protocol.said([NEVER]) == "did not arrive"
     assert protocol.said([0.5], 0, 100) == "50"
     assert protocol.said([]) == "-"

@@ -197,7 +197,7 @@ def test_the_headline_names_no_communication_first_and_who_is_sooner():
     ahead, _, behind = said.partition("All others are not, so that communication is not shown to help there:")
     assert "in seconds: da-sgd 10.0 (1.0 to 20.0)." in ahead
     assert "torchft DiLoCo 50.0 (15.0 to 60.0)" in behind, "it overlaps"
-    assert "DistributedDataParallel 100.0 (90.0 to never); 1 of 3 did not arrive" in behind
+    assert "DistributedDataParallel 100.0 (90.0 to never, 1 of 3 did not arrive)" in behind
     assert "Of the 3 runs of DistributedDataParallel, 1 ended at 180 updates before it was there" in behind
     assert any(line.startswith("| all-reduce | Paceline | did not arrive |") for line in page.full_table(records))
 
