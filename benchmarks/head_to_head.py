@@ -16,7 +16,6 @@ PyTorch's own need nothing but torch. The others run in environments of their ow
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import signal
 import sys
@@ -92,8 +91,7 @@ def main() -> None:
             **stamp,
         }
         records.append(record)
-        with arguments.runs.open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        protocol.append(arguments.runs, record)
         print(said(record), flush=True)
     show(arguments, records)
 

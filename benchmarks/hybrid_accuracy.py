@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import protocol
 
 import paceline as pl
 from paceline.model_parallel.hybrid.worker_part import WorkerPart
@@ -130,8 +131,7 @@ class Done:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
-        self._found = dict(map(json.loads, lines))
+        self._found: dict[str, Any] = dict(protocol.read(file)) if file is not None else {}
 
     def run(self, layout: str | None, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         """What `run` came to before, or comes to now."""
@@ -139,8 +139,7 @@ class Done:
         if key not in self._found:
             self._found[key] = run(layout, seed, options)
             if self._file is not None:
-                with self._file.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, self._found[key]]) + "\n")
+                protocol.append(self._file, [key, self._found[key]])
         return self._found[key]
 
 

@@ -155,10 +155,19 @@ def perfect_sharing(speeds: Iterable[float]) -> float:
     return len(speeds) / sum(speeds)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[Any]:
     """Runs that were finished earlier; a last line that was cut off does not count."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def append(path: Path, record: Any) -> None:
+    """Writes down a run that is finished, in place of a last line that was cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(record).encode() + b"\n")
 
 
 def stamp(pythons: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ command goes on where it was, on a file without runs of another protocol. `pages
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
@@ -64,8 +63,7 @@ def main() -> None:
         python = interpreter(METHODS[wanted.method].system, arguments.pythons)
         record |= run(settings_of(wanted), python, wanted.rate_mbit)
         records.append(record)
-        with arguments.runs.open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        protocol.append(arguments.runs, record)
         print(said(record), flush=True)
     (arguments.runs.with_suffix(".md")).write_text(markdown(records))
 

@@ -7,7 +7,6 @@ With `--runs`, runs that are in the file are not made again, and the others are 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
@@ -29,6 +28,9 @@ from paceline.compression.bits_rule import Budget, error_of
 from paceline.compression.codec import Encoded
 from paceline.compression.registry import codec_registry
 from paceline.compression.top_k import TopK
+
+sys.path.append(str(Path(__file__).parents[1]))
+import protocol
 
 # The rule
 
@@ -315,16 +317,14 @@ def made(problem: Problem, algorithm: str, data: Data, seed: int, rate: float, f
         "problem": problem.name, "batch": problem.batch, "steps": problem.steps, "rate": rate, "algorithm": algorithm,
         "seed": seed,
     }  # fmt: skip
-    for line in file.read_text().splitlines() if file is not None and file.is_file() else ():
-        known = json.loads(line)
+    for known in protocol.read(file) if file is not None else ():
         if {name: known.get(name) for name in about} == about:
             return Found(**known["found"])
     found = train(problem, algorithm, data, seed, rate)
-    line = json.dumps({**about, "found": asdict(found)})
-    print(line, file=sys.stderr, flush=True)
+    record = {**about, "found": asdict(found)}
+    print(record, file=sys.stderr, flush=True)
     if file is not None:
-        with file.open("a") as out:
-            out.write(line + "\n")
+        protocol.append(file, record)
     return found
 
 

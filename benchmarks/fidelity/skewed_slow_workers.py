@@ -10,7 +10,6 @@ simulated, so a busy machine changes no figure. Some twenty minutes on one core;
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -207,8 +206,7 @@ def main() -> None:
                 "accuracy": accuracy(spec, rate, seed),
             }
             records.append({**found, "protocol": protocol.VERSION})
-            with RUNS.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(records[-1]) + "\n")
+            protocol.append(RUNS, records[-1])
             print(found, flush=True)
     RUNS.with_suffix(".md").write_text(markdown(records), encoding="utf-8")
 

@@ -127,3 +127,12 @@ def test_runs_of_another_protocol_are_told(protocol, tmp_path):
     assert protocol.read(path) == []
     path.write_text('{"a": 1}\n{"a": 2')
     assert protocol.read(path) == [{"a": 1}]
+
+
+def test_a_line_that_was_cut_off_is_replaced(protocol, tmp_path):
+    """A measurement that was killed as it wrote goes on, as often as it is."""
+    path = tmp_path / "folder" / "runs.jsonl"
+    for number in range(3):
+        protocol.append(path, {"number": number})
+        path.write_text(path.read_text() + '{"cut')
+        assert [one["number"] for one in protocol.read(path)] == list(range(number + 1))
