@@ -45,9 +45,6 @@ class Axis:
     def start_all_reduce(self, x: Tensor) -> Handle:
         return self._start(x, self._collectives.start_all_reduce)
 
-    def all_reduce_max(self, x: Tensor) -> None:
-        x.copy_(self.all_gather(x).amax(0))
-
     def start_broadcast(self, x: Tensor, source: int) -> Handle:
         return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
 

@@ -15,7 +15,7 @@ from paceline.errors import RunStopped, UsageError
 from paceline.loop.sharded import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
-from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, checked_layout, counted_s
+from paceline.model_parallel.hybrid.choose import checked_layout, counted_s
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import AnyLayout, check_layout, division_of
@@ -81,7 +81,7 @@ class ShardedWorker(Worker):
                 example_inputs,
                 workers=self.num_workers,
                 batch_size=0 if example_inputs is None else len(example_inputs),
-                compute_s=counted_s(FLOPS_PER_S),  # the same on every worker, unlike a measurement
+                compute_s=counted_s,
             )
         self.layout = layout  # with its groups chosen
 
