@@ -47,7 +47,7 @@ def from_wire(x: torch.Tensor, tensor: TensorInfo, wire: str) -> torch.Tensor:
     dtype = getattr(torch, tensor.dtype)
     if wire and dtype == torch.float32:
         return x.to(dtype).view(tensor.shape)
-    return (x if x.dtype == dtype else x.view(dtype)).view(tensor.shape)
+    return x.view(dtype).view(tensor.shape)
 
 
 def wire_bytes(shape: tuple[int, ...], dtype: str, wire: str) -> int:
