@@ -95,12 +95,7 @@ def plan_backups(
 def plan_arrivals(
     arrivals_s: np.ndarray, *, half_efficient: float = PUBLISHED_HALF_EFFICIENT, max_backups: int | None = None
 ) -> BackupPlan:
-    """Like `plan_backups`, from steps whose times were recorded together, without intervals.
-
-    Args:
-        arrivals_s: as for `arrived_step_s`.
-        half_efficient: as for `plan_backups`.
-        max_backups: as for `plan_backups`.
+    """Like `plan_backups`, from steps whose times were recorded together, without intervals; `arrived_step_s` says how.
 
     Raises:
         ValueError: no arrivals.
