@@ -68,8 +68,6 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
 
 
 class _ReplayedMembership(SimulatedMembership):
-    """A loop's worker in a replay."""
-
     _run: LoopReplay
 
     def __init__(self, run: LoopReplay, *args: Any) -> None:

@@ -200,8 +200,6 @@ class _Records:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Takes one worker's records."""
-
     records: _Records
     worker_id: int
     watch: Callable[[tuple[float, ...]], None] | None

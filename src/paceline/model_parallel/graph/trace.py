@@ -147,8 +147,6 @@ def inputs_unchanged(model: nn.Module, arguments: Mapping[str, Any]) -> Iterator
 
 
 class _Recorder(GraphRunner):
-    """Runs a graph on an example and records each operation."""
-
     def __init__(self, model: nn.Module, graph: fx.Graph, names: Mapping[int, str]) -> None:
         super().__init__(model, graph)
         self._names = names

@@ -38,7 +38,7 @@ class WorkerPart(ShardedPart):
 
     pending = None
 
-    def __init__(self, model: nn.Module, layout: HybridParallel, worker_id: int, num_workers: int, seed: int) -> None:
+    def __init__(self, layout: HybridParallel, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> None:
         self.plan = plan_cuts(model, layout, num_workers)  # how it is cut
         parts = self.plan.parts
         axes = {"group": AxisShape(parts), REPLICAS: AxisShape(num_workers // parts, parts)}

@@ -128,7 +128,6 @@ class Mesh:
 
     @property
     def batch_part(self) -> int:
-        """The index of this worker's part of the batch."""
         if isinstance(self.shape, Line):
             return 0
         return self.axes["depth"].index * self.shape.q + self.axes["row"].index

@@ -44,7 +44,7 @@ class WorkerPart(ShardedPart):
 
     keeps_random_alike = True
 
-    def __init__(self, model: nn.Module, layout: TensorParallel, worker_id: int, num_workers: int, seed: int) -> None:
+    def __init__(self, layout: TensorParallel, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> None:
         is_alone = num_workers == 1  # as without a launcher
         self._shape: Line | Grid = Line(1) if is_alone else layout.shape
         self._mode: Mode = "allgather" if is_alone else layout.mode
