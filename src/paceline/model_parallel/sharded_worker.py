@@ -20,7 +20,6 @@ from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import AnyLayout, check_layout, division_of
 from paceline.model_parallel.tensor.layout import TensorParallel
-from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.worker.memberships.entry import Entry
@@ -69,12 +68,13 @@ class ShardedWorker(Worker):
         if isinstance(layout, TensorParallel):
             if example_inputs is not None:
                 raise UsageError("Only hybrid(groups=auto) uses example_inputs: leave them out.")
-            if self.num_workers > 1:
-                layout.replicas(self.num_workers)
-            check_model(model, layout.shape if self.num_workers > 1 else Line(1))
+            if self.num_workers == 1:
+                layout = TensorParallel(line=1)  # as outside any launcher, for trying a loop alone
+            layout.replicas(self.num_workers)
+            check_model(model, layout.shape)
         else:
             if self.num_workers == 1:
-                layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
+                layout = replace(layout, groups=1)  # likewise
             layout = checked_layout(
                 layout,
                 model,
