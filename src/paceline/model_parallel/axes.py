@@ -87,6 +87,11 @@ class _Started:
         return members[-1] if members else ()
 
 
+def side_by_side(pieces: Tensor) -> Tensor:
+    """(m, rows, features / m), as workers' pieces come -> (rows, features)."""
+    return pieces.transpose(0, 1).flatten(1)
+
+
 def exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:
     """`forward(x)`; the backward pass applies `transpose` to its gradient."""
     return _Exchange.apply(x, forward, transpose)  # type: ignore[return-value]
