@@ -42,7 +42,7 @@ def planned_bytes(layout: str | None, task: str, workers: int, batch_size: int) 
     ring = 2 * (workers - 1) / workers
     if layout is None:
         return ring * weights * ELEMENT_BYTES
-    part = WorkerPart(net, layout_of(layout), 0, workers, seed=0)
+    part = WorkerPart(layout_of(layout), net, 0, workers, seed=0)
     plan, sharding = part.plan, part.sharding
     groups = workers // plan.parts
     alike = ring * sharding.first_cut

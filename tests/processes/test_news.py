@@ -22,7 +22,7 @@ def test_a_survivor_may_complain_before_the_death_that_it_follows_from_is_notice
     worker_1, worker_3 = supervisor.workers[1], supervisor.workers[3]
     worker_1.handle = SimpleNamespace(pid=1, join=lambda *timeout: None, exitcode=-9, is_alive=lambda: False)
     worker_1.connection = SimpleNamespace(close=lambda: None)
-    supervisor._fail(worker_3, Failure("worker-lost", "D-PSGD round 5: worker 2 did not send its model."))
+    supervisor.fail(worker_3, Failure("worker-lost", "D-PSGD round 5: worker 2 did not send its model."))
     supervisor._lose(worker_1)
     assert supervisor.outcome.reason == (
         "Worker 1 was ended by signal 9. D-PSGD round 5: worker 2 did not send its model."
@@ -35,7 +35,7 @@ def test_an_error_is_the_cause_of_a_loss_unless_an_earlier_death_can_be(supervis
     monkeypatch.setattr(Supervisor, "goes_on", goes_on)
     supervisor.outcome.workers_lost.append(1)
     supervisor.outcome.notes.append("Worker 1 was ended by signal 9.")
-    supervisor._fail("", Failure("worker-lost", "Worker 0 did not arrive."))
-    supervisor._fail("Worker 0: ", Failure("error", "KeyError: 'label 17'"))
+    supervisor.fail("", Failure("worker-lost", "Worker 0 did not arrive."))
+    supervisor.fail("Worker 0: ", Failure("error", "KeyError: 'label 17'"))
     expected = ["Worker 1 was ended by signal 9. Worker 0 did not arrive.", "Worker 0: KeyError: 'label 17'"]
     assert supervisor.outcome.reason == expected[goes_on]

@@ -126,7 +126,7 @@ def test_a_replacement_begins_with_the_models_own_buffers(tmp_path, task):
     recorded = pl.RecordedRun(folder)
     replay = TaskReplay(recorded, None)
     replay.replay()
-    replica = replay._replicas[1, 1]
+    replica = replay.replicas[1, 1]
     replica._buffers.enter(1)
     assert 0 < int(replay.model[1].num_batches_tracked) == len(recorded.processes[1, 1])
 

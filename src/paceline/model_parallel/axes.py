@@ -45,9 +45,6 @@ class Axis:
     def start_all_reduce(self, x: Tensor) -> Handle:
         return self._start(x, self._collectives.start_all_reduce)
 
-    def all_reduce_max(self, x: Tensor) -> None:
-        x.copy_(self.all_gather(x).amax(0))
-
     def start_broadcast(self, x: Tensor, source: int) -> Handle:
         return self._start(x, lambda piece: self._collectives.start_broadcast(piece, source))
 
@@ -88,6 +85,11 @@ class _Started:
         if self._flat.data_ptr() != self._x.data_ptr():
             self._x.copy_(self._flat.view(self._x.shape))
         return members[-1] if members else ()
+
+
+def side_by_side(pieces: Tensor) -> Tensor:
+    """(m, rows, features / m), as workers' pieces come -> (rows, features)."""
+    return pieces.transpose(0, 1).flatten(1)
 
 
 def exchanged(x: Tensor, forward: Callable[[Tensor], Tensor], transpose: Callable[[Tensor], Tensor]) -> Tensor:

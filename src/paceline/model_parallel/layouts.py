@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from paceline.algorithms import Algorithm
 from paceline.model_parallel.hybrid import worker_part as hybrid
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.tensor import worker_part as tensor
 from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.specs.registry import Registry
-from paceline.worker.memberships.layout_part import Division, LayoutPart
+from paceline.worker.memberships.layout_part import Division
 
 AnyLayout = HybridParallel | TensorParallel
 
@@ -39,8 +37,4 @@ def check_layout(layout: AnyLayout, algorithm: Algorithm) -> None:
 
 def division_of(layout: AnyLayout) -> Division:
     """Divides a model by a layout."""
-    return Division(layout_registry.spec(layout), partial(_part_of, layout))
-
-
-def _part_of(layout: AnyLayout, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> LayoutPart:
-    return _MODULES[type(layout)].WorkerPart(model, layout, worker_id, num_workers, seed)
+    return Division(layout_registry.spec(layout), partial(_MODULES[type(layout)].WorkerPart, layout))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.model_parallel.axes import Axis
@@ -24,17 +24,10 @@ class Placement:
     cuts: tuple[tuple[int, str], ...] = ()  # (dimension, axis): that dimension is cut into equal parts along that axis
     averaged: tuple[str, ...] = ()
 
-    def local_shape(self, shape: tuple[int, ...], axes: Mapping[str, Axis], what: str) -> tuple[int, ...]:
-        """The shape of this worker's part; raises UsageError if a dimension does not divide."""
-        local = list(shape)
+    def cut(self, whole: Tensor, axes: Mapping[str, Axis], what: str = "a tensor's dimension") -> Tensor:
+        """This worker's part, a view; raises UsageError if a dimension does not divide."""
         for dimension, axis in self.cuts:
-            local[dimension] = divided(shape[dimension], axes[axis].size, what)
-        return tuple(local)
-
-    def cut(self, whole: Tensor, axes: Mapping[str, Axis]) -> Tensor:
-        """This worker's part, a view."""
-        for dimension, axis in self.cuts:
-            whole = part_of(whole, axes[axis], dimension)
+            whole = part_of(whole, axes[axis], dimension, what)
         return whole
 
     def gather(self, local: Tensor, axes: Mapping[str, Axis]) -> Tensor:
@@ -51,28 +44,26 @@ class Placement:
 
 @torch.no_grad()
 def clip_to_norm(
-    gradients: Sequence[tuple[Tensor, Placement]], axes: Mapping[str, Axis], everybody: Axis, max_norm: float
+    placed: Sequence[tuple[nn.Parameter, Placement]], axes: Mapping[str, Axis], everybody: Axis, max_norm: float
 ) -> Tensor:
-    """Clips gradients to a norm of at most `max_norm` over all workers that share a model; returns the norm before.
+    """Clips parameters' gradients to a norm of at most `max_norm` over all workers that share a model.
 
-    Each element counts once. Workers have different parts along `axes`; `everybody` is the axis of all of them.
+    Returns the norm before. Each element counts once. Workers have different parts along `axes`; `everybody` is the axis of
+    all of them.
     """
-    total = torch.zeros((), dtype=torch.float64, device=gradients[0][0].device if gradients else None)
-    for gradient, placement in gradients:
-        if placement.is_counted(axes):
-            total += gradient.double().square().sum()
+    total = torch.zeros((), dtype=torch.float64, device=placed[0][0].device if placed else None)
+    for parameter, placement in placed:
+        if parameter.grad is not None and placement.is_counted(axes):
+            total += parameter.grad.double().square().sum()
     everybody.start_all_reduce(total).wait()
     norm = total.sqrt()
-    factor = max_norm / (norm + 1e-6)
-    if factor < 1:
-        for gradient, _ in gradients:
-            gradient.mul_(factor.to(gradient.device, gradient.dtype))
+    torch.nn.utils.clip_grads_with_norm_((parameter for parameter, _ in placed), max_norm, norm)
     return norm
 
 
-def part_of(whole: Tensor, axis: Axis, dimension: int) -> Tensor:
+def part_of(whole: Tensor, axis: Axis, dimension: int, what: str = "a tensor's dimension") -> Tensor:
     """This worker's part of a dimension, a view."""
-    size = divided(whole.shape[dimension], axis.size, "a tensor's dimension")
+    size = divided(whole.shape[dimension], axis.size, what)
     return whole.narrow(dimension, axis.index * size, size)
 
 

@@ -15,12 +15,11 @@ from paceline.errors import RunStopped, UsageError
 from paceline.loop.sharded import SEES_A_PART
 from paceline.membership.environment import LaunchedEnvironment, SupervisedEnvironment, WorkerEnvironment
 from paceline.membership.final_mean import LeftWeights
-from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, checked_layout, counted_s
+from paceline.model_parallel.hybrid.choose import checked_layout, counted_s
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.worker_part import check_optimizer_of
 from paceline.model_parallel.layouts import AnyLayout, check_layout, division_of
 from paceline.model_parallel.tensor.layout import TensorParallel
-from paceline.model_parallel.tensor.shapes import Line
 from paceline.model_parallel.tensor.worker_part import check_model
 from paceline.optim.several_optimizers import SeveralOptimizers
 from paceline.worker.memberships.entry import Entry
@@ -69,19 +68,20 @@ class ShardedWorker(Worker):
         if isinstance(layout, TensorParallel):
             if example_inputs is not None:
                 raise UsageError("Only hybrid(groups=auto) uses example_inputs: leave them out.")
-            if self.num_workers > 1:
-                layout.replicas(self.num_workers)
-            check_model(model, layout.shape if self.num_workers > 1 else Line(1))
+            if self.num_workers == 1:
+                layout = TensorParallel(line=1)  # as outside any launcher, for trying a loop alone
+            layout.replicas(self.num_workers)
+            check_model(model, layout.shape)
         else:
             if self.num_workers == 1:
-                layout = replace(layout, groups=1)  # as outside any launcher, for trying a loop alone
+                layout = replace(layout, groups=1)  # likewise
             layout = checked_layout(
                 layout,
                 model,
                 example_inputs,
                 workers=self.num_workers,
                 batch_size=0 if example_inputs is None else len(example_inputs),
-                compute_s=counted_s(FLOPS_PER_S),  # the same on every worker, unlike a measurement
+                compute_s=counted_s,
             )
         self.layout = layout  # with its groups chosen
 

@@ -19,7 +19,7 @@ from paceline.planner.backup_times import (
     steps_to_target,
     time_to_target,
 )
-from paceline.planner.estimate import Estimate, deviations
+from paceline.planner.estimate import Estimate, deviations, within_factor
 from paceline.planner.order_statistics import Law, RecordedTimes, step_times
 
 
@@ -95,12 +95,7 @@ def plan_backups(
 def plan_arrivals(
     arrivals_s: np.ndarray, *, half_efficient: float = PUBLISHED_HALF_EFFICIENT, max_backups: int | None = None
 ) -> BackupPlan:
-    """Like `plan_backups`, from steps whose times were recorded together, without intervals.
-
-    Args:
-        arrivals_s: as for `arrived_step_s`.
-        half_efficient: as for `plan_backups`.
-        max_backups: as for `plan_backups`.
+    """Like `plan_backups`, from steps whose times were recorded together, without intervals; `arrived_step_s` says how.
 
     Raises:
         ValueError: no arrivals.
@@ -151,8 +146,7 @@ def _interval(value: float, without: Sequence[float]) -> Estimate:
     """The jackknife of its logarithm over groups of neighbouring times, so that slow changes count once per group."""
     value, g = float(value), len(without)
     if g < 2:
-        return Estimate(value=value, low=value, high=value)
+        return within_factor(value, 0.0)
     logs = np.log(without)
     deviation = math.sqrt((g - 1) / g * float(np.sum((logs - logs.mean()) ** 2)))
-    share = math.exp(deviations(g - 1) * deviation)
-    return Estimate(value=value, low=value / share, high=value * share)
+    return within_factor(value, deviations(g - 1) * deviation)

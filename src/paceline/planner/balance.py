@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 
-_ELEMENT_BYTES = 4  # float32
+ELEMENT_BYTES = 4  # float32
 _OPERATIONS = 6  # forward, backward and weight gradient, each a multiplication and an addition
 
 
@@ -44,11 +44,11 @@ class Layer:
 
     def weight_bytes(self, overlap: float) -> float:
         """Bytes of data parallelism: gradients sent and weights received; the share `overlap` of them is concurrent."""
-        return _ELEMENT_BYTES * self.weights * (2 - overlap)
+        return ELEMENT_BYTES * self.weights * (2 - overlap)
 
     def activation_bytes(self, points: float) -> float:
         """Bytes of model parallelism: inputs gathered in the forward pass, and their gradients in the backward pass."""
-        return 2 * _ELEMENT_BYTES * points * self.ifm * self.in_size
+        return 2 * ELEMENT_BYTES * points * self.ifm * self.in_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,6 @@ def hybrid_bytes(layer: Layer, groups: int, nodes: int, batch: float, overlap: f
 
     Unlike in the paper's formula, a group of one node gathers nothing, and a single group exchanges no weights.
     """
-    if nodes == 1:
-        return 0.0
     activations = 0.0 if groups == nodes else layer.activation_bytes(batch / groups)
     weights = 0.0 if groups == 1 else layer.weight_bytes(overlap) * groups / nodes
     return activations + weights

@@ -202,7 +202,6 @@ class ConvergenceModel:
         return Estimate(value=value, low=low, high=high, extrapolated=outside)
 
     def extrapolates(self, iteration: float, workers: int) -> bool:
-        """Whether this lies outside the measured runs."""
         last = self.seen.get(workers, (max(its for its, _ in self.seen.values()), 0.0))[0]
         return not min(self.seen) <= workers <= max(self.seen) or iteration > last * (1 + 1e-9)
 

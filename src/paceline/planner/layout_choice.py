@@ -14,11 +14,10 @@ Reference: Das et al., 2016, arXiv:1602.06709, section 3; Jia et al., "Exploring
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.planner.balance import Layer
+from paceline.planner.balance import ELEMENT_BYTES, Layer
 
-_ELEMENT_BYTES = 4
 _PAIRINGS = ("gather", "column-row")
 
 
@@ -162,19 +161,15 @@ class _Chain:
         self, layer: Layer, how: str, parts: int, holders: int, gathers: Sequence[float], before_s: float
     ) -> CutChoice:
         """One layer in `parts` parts, each on `holders` workers; `gathers`: elements of each exchange in a group."""
-        gradient = 2 * (holders - 1) / holders * layer.weights / parts * _ELEMENT_BYTES
+        gradient = 2 * (holders - 1) / holders * layer.weights / parts * ELEMENT_BYTES
         gradient_s = gradient / self.bytes_per_s + 2 * (holders - 1) * self.latency_s
-        inside = sum(gathers) * (parts - 1) * _ELEMENT_BYTES
+        inside = sum(gathers) * (parts - 1) * ELEMENT_BYTES
         inside_s = inside / self.bytes_per_s + len(gathers) * (parts - 1) * self.latency_s
-        sizes = {"ifm": layer.ifm, "ofm": layer.ofm}
-        if how != "whole":
-            cut = "ofm" if how == "by outputs" else "ifm"
-            sizes[cut] //= parts
-        own = Layer(name=layer.name, **sizes, kernel=layer.kernel, in_size=layer.in_size, out_size=layer.out_size)
+        cut = {"whole": {}, "by outputs": {"ofm": layer.ofm // parts}, "by inputs": {"ifm": layer.ifm // parts}}[how]
         return CutChoice(
             name=layer.name,
             how=how,
             sent_bytes=gradient + inside,
             exposed_s=max(0.0, gradient_s - before_s) + inside_s,
-            compute_s=self.compute_s(own, self.batch / self.nodes * parts),
+            compute_s=self.compute_s(replace(layer, **cut), self.batch / self.nodes * parts),
         )

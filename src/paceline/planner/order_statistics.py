@@ -45,15 +45,10 @@ class RecordedTimes:
     """
 
     def __init__(self, times_s: Sequence[float] | np.ndarray) -> None:
-        self.times_s = np.asarray(times_s, float)
-        if (
-            self.times_s.ndim != 1
-            or not len(self.times_s)
-            or not np.all(self.times_s > 0)
-            or np.isinf(self.times_s).any()
-        ):
+        self.times_s = times_s = np.asarray(times_s, float)
+        if times_s.ndim != 1 or not len(times_s) or not np.all((times_s > 0) & (times_s < math.inf)):
             raise UsageError("Give the time of at least one worker; all times must be above 0 seconds.")
-        self._sorted = np.sort(self.times_s)
+        self._sorted = np.sort(times_s)
 
     def sf(self, x: np.ndarray, /) -> np.ndarray:
         return 1 - np.searchsorted(self._sorted, x, side="right") / len(self._sorted)

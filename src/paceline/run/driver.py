@@ -221,7 +221,6 @@ class Driver:
 
 
 def _raise_crash(supervisor: Supervisor) -> None:
-    """Raises the error that ended a run as `crashed`."""
     outcome = supervisor.outcome
     if outcome.name != "crashed":
         return

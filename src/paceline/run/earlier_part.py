@@ -199,7 +199,6 @@ def _algorithm(config: dict[str, Any], path: Path) -> Algorithm | None:
 
 
 def _about(newest: Path) -> dict[str, Any]:
-    """The checkpoint's description of the run so far."""
     about = checkpoint_files.describe(newest)
     checks: checkpoint.Checks = {
         **dict.fromkeys(("number", "workers", "sha256"), lambda one: True),  # `describe` has checked them

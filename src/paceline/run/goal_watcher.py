@@ -148,7 +148,7 @@ class GoalWatcher:
         asked, self._asked = self._asked, None
         result = channel.result()
         if result.failure:
-            self._supervisor.fail(Failure(result.failure, result.reason, result.trace))
+            self._supervisor.fail("", Failure(result.failure, result.reason, result.trace))
         if result.figures is None:
             return
         evaluation: dict[str, Any] = {"elapsed_s": self._elapsed_s(result, ended_s), **(asked or {}), **result.figures}

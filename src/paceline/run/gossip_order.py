@@ -31,10 +31,6 @@ class Averages:
     """The models that averages take: each is kept until all workers that took it in the run have taken it.
 
     Costs: a vector for each model that is still to be taken.
-
-    Args:
-        scheduler: of the workers' programs.
-        orders: by worker and incarnation, the rows of its order.
     """
 
     def __init__(self, scheduler: Scheduler, orders: Mapping[Process, np.ndarray]) -> None:
@@ -67,14 +63,7 @@ class Averages:
 
 
 class AverageOrder(StepOrder):
-    """Averages a worker's own model where the run did.
-
-    Args:
-        averages: of all workers.
-        process: the worker and its incarnation.
-        shared: the worker's model.
-        on_applied: called with the version of each of the worker's updates, before it averages again.
-    """
+    """Averages a worker's own model, `shared`, where the run did, after it has called `on_applied` for an update."""
 
     def __init__(self, averages: Averages, process: Process, shared: Any, on_applied: Callable[[int], None]) -> None:
         super().__init__(on_applied)

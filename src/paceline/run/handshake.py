@@ -73,11 +73,11 @@ class Handshake:
             )
         if self._is_initialised:
             for worker, _ in self._waiting.values():
-                self._send_plan(worker, initialise=False)
+                self.send_plan(worker)
             self._waiting = {}
         elif self._plan is None and all(one.worker_id in self._waiting for one in self._workers if one.running):
             self._agree_on_plan()
-            self._send_plan(self._waiting.pop(0)[0], initialise=True)
+            self.send_plan(self._waiting.pop(0)[0], initialise=True)
 
     def _agree_on_plan(self) -> None:
         """Leaves out of the memory the tensors that are equal on all workers, unless restarted workers will need them."""
@@ -89,10 +89,6 @@ class Handshake:
         }
         extra = {name: place for name, place in self.arena.plan.extra.items() if name not in alike}
         self._plan = replace(self.arena.plan, extra=extra)
-
-    def admit_server(self, server: WorkerState) -> None:
-        """Sends a server the run's memory; it waits there until training begins."""
-        self._send_plan(server, initialise=False)
 
     def count_ready(self, worker: WorkerState) -> None:
         """Notes that a worker has mapped the memory; once worker 0 has, and so has initialised it, the others follow."""
@@ -166,7 +162,8 @@ class Handshake:
                 self.arena.mates_store(replica * plan.seats.num_parts).begin()
         return ""
 
-    def _send_plan(self, worker: WorkerState, *, initialise: bool) -> None:
+    def send_plan(self, worker: WorkerState, *, initialise: bool = False) -> None:
+        """Sends a worker or a server the run's memory."""
         assert self.arena is not None
         pid = worker.handle.pid if self._config.backend == "processes" else None
         with contextlib.suppress(OSError):  # it is gone: its end is the next news

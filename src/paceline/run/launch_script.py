@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class Agent:
     notes: list[str] = field(default_factory=list)
     _children: list[_Child] = field(default_factory=list)
     _num_restarted: int = 0
-    _locks: tuple[int, ...] = ()
+    _lock: int = -1  # of the folder; workers hold it, too, so that they can continue if the agent is killed
     _said: str = ""
 
     def run(self) -> RunData | None:
@@ -98,7 +98,10 @@ class Agent:
         algorithm = registry.build(self.algorithm) if self.algorithm is not None else None
         if algorithm is not None:
             check_joinable(algorithm)
-        with self._held_folder(), contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point:
+        with (
+            run_folder(self.folder if self.trains else None) as self._lock,
+            contextlib.closing(JoinPoint(self.address, self.key, self.deadline_s)) as join_point,
+        ):
             of = num_places(join_point, self.of, own=self.workers)
             if self.workers > of:
                 raise UsageError(
@@ -123,16 +126,6 @@ class Agent:
                     self._end_all()
                 return self._result(of, interruption) if self.trains else None
 
-    @contextlib.contextmanager
-    def _held_folder(self) -> Iterator[None]:
-        """Locks the folder; the workers hold the lock, too, so that they can continue if the agent is killed."""
-        if not self.trains:
-            yield
-            return
-        with run_folder(self.folder) as lock:
-            self._locks = (lock,)
-            yield
-
     def _start(self, of: int) -> None:
         taken = {child.place for child in self._children if child.process.poll() is None}
         place = min(set(range(self.workers)) - taken, default=0)
@@ -155,8 +148,9 @@ class Agent:
         if self.algorithm is not None:
             environment["PACELINE_ALGORITHM"] = self.algorithm
         # In its own session: Ctrl-C reaches only this process, which ends the workers.
+        kept = [self._lock] if self.trains else []
         process = subprocess.Popen(
-            [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=self._locks
+            [sys.executable, *self.command], env=environment, start_new_session=True, pass_fds=kept
         )
         self._children.append(_Child(process, place))
 
@@ -253,8 +247,8 @@ class Agent:
         run = RunData({**about, "join": self.address, "workers_started_here": self.workers}, result, records, [])
         write_run(run, self.folder, title=f"{about['task']}: {about['algorithm']}", command=about["command"])
         missing = [one for one in own if one["state"] == "started" or one["worker"] not in records]
-        silent = [one["worker"] for one in missing if self._ended_well(one["pid"])]
-        if silent:
+        ended_well = {child.process.pid for child in self._children if child.process.returncode == 0}
+        if silent := [one["worker"] for one in missing if one["pid"] in ended_well]:
             error = NotWrittenError(
                 f"The measurements of {name_workers(silent)} are missing in {self.folder}, because they could not be "
                 "written."
@@ -262,9 +256,6 @@ class Agent:
             error.run = run
             raise error
         return run
-
-    def _ended_well(self, pid: int) -> bool:
-        return any(child.process.pid == pid and child.process.returncode == 0 for child in self._children)
 
 
 def _is_replaced(algorithm: Algorithm, code: int, state: str) -> bool:

@@ -68,8 +68,6 @@ class RecordedLoop(RepeatingReplica, SimulatedAttachedReplica):
 
 
 class _ReplayedMembership(SimulatedMembership):
-    """A loop's worker in a replay."""
-
     _run: LoopReplay
 
     def __init__(self, run: LoopReplay, *args: Any) -> None:
@@ -83,7 +81,7 @@ class _ReplayedMembership(SimulatedMembership):
         """As in `Membership`; the mean of workers' own models needs no messages."""
         run, shared = self._run, cast(Any, self._machine.shared)
         if self._algorithm.gossip:
-            run.replica_of((self.worker_id, self.incarnation)).order.end()
+            run.replicas[self.worker_id, self.incarnation].order.end()
             run.left = left or run.left
             run.ending.gather(self.worker_id, None)
             if run.left is not None:
@@ -142,7 +140,7 @@ class LoopReplay(Repetition, LoopSimulation):
 
     def _contradiction(self, why: str) -> PacelineError:
         """The loop is not that of the run: names the first step that it has not made."""
-        left = [(one.next_row, worker) for (worker, _), one in self._replicas.items()]
+        left = [(one.next_row, worker) for (worker, _), one in self.replicas.items()]
         rows = [(row["applied_version"].item(), row["step"].item(), worker) for row, worker in left if row is not None]
         if not rows:
             return super()._contradiction(why)
@@ -163,12 +161,9 @@ class LoopReplay(Repetition, LoopSimulation):
         super().leave(worker_id)
         self.ending.leave(worker_id)
 
-    def replica_of(self, process: Process) -> RecordedLoop:
-        return self._replicas[process]
-
     def is_over(self, process: Process) -> bool:
         """Whether the run has ended before its loops, and the worker has made its last step."""
-        replica = self._replicas.get(process)
+        replica = self.replicas.get(process)
         if not self._run.is_cut or replica is None:
             return False
         last = self._run.num_rounds if self.algorithm.in_rounds else len(self._rows(process))
@@ -180,7 +175,7 @@ class LoopReplay(Repetition, LoopSimulation):
         process = member.worker_id, member.incarnation
         may_go_on = self._run.is_cut or process in self._run.changes.left
         base |= {"stopped": member.stopped, "may_go_on": may_go_on}
-        replica = self._replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
+        replica = self.replicas[process] = RecordedLoop(optimizer, **self.recorded(process), **base)
         return replica
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from paceline.algorithms import Algorithm
+from paceline.algorithms import registry
 from paceline.errors import AlgorithmWarning, ClippingWarning, PacelineError, UsageError
 from paceline.optim.flat import FlatBinding
 from paceline.records import checkpoint_contents
@@ -27,7 +28,15 @@ from paceline.run.config import TrainConfig
 from paceline.run.gossip_order import AverageOrder, Averages, Silence
 from paceline.run.recorded_order import ReplayMismatchError, StepOrder, Turns, order_check
 from paceline.run.recorded_views import RecordedMembers, RecordedRounds
-from paceline.run.replayable import exchanges_in
+from paceline.run.replayable import (
+    Resumption,
+    by_process,
+    exchanges_in,
+    is_own_loop,
+    obstacle,
+    recorded_part,
+    since_resumed,
+)
 from paceline.run.resumed_start import ResumedStart
 from paceline.run.served_order import OrderedMailbox
 from paceline.run.view_changes import ViewChanges
@@ -54,21 +63,63 @@ class Update:
     steps: list[dict[str, Any]]
 
 
-class Recorded(Protocol):
-    """What a replay reads of a run; `RecordedRun` has it."""
+class Recorded:
+    """What a replay reads of a run. Args and Raises: as of `RecordedRun`."""
 
-    folder: Path
-    train: Callable[[], Any] | None  # a loop of one's own; None: the run is a task's
-    config: TrainConfig  # of a loop of one's own: what it has of it
-    algorithm: Algorithm
-    cluster: Cluster
-    part: RunData  # the part of it that a replay repeats
-    start: ResumedStart | None  # None: it was not resumed
-    processes: dict[Process, np.ndarray]  # the records of each
-    applied: np.ndarray  # the versions that all steps made
-    is_cut: bool  # whether the run ended before its loops did
-    changes: ViewChanges
-    num_rounds: int  # in lockstep, the most of any worker
+    def __init__(self, folder: str | Path, data: Path | None = None, *, train: Callable[[], Any] | None = None) -> None:
+        self.folder = Path(folder)
+        whole = RunData.load(self.folder)
+        run = since_resumed(whole)
+        last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
+        if last > run.result.get("restarts", 0):
+            raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
+        if why := obstacle(whole):
+            raise UsageError(f"{folder} cannot be replayed: {why}.")
+        self.algorithm = registry.build(whole.config["algorithm"])
+        run, _ = recorded_part(whole, self.algorithm)
+        is_own = is_own_loop(run)
+        if is_own and train is None:
+            called = run.config["task"] if run.config["task"].isidentifier() else "your function"
+            raise UsageError(
+                f'{folder} is a run of your own loop: replay it in Python, with paceline.replay("{folder}", {called}).'
+            )
+        if not is_own and train is not None:
+            raise UsageError(f"{folder} is a run of paceline train, whose loop is Paceline's: leave out your function.")
+        if is_own and not callable(train):
+            raise UsageError(f"train is the function that launch called, not {train!r}.")
+        if is_own and data is not None:
+            raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
+        self.train, self.part = train, run  # a loop of one's own; the part of the run that a replay repeats
+        self.is_cut = _may_be_cut(run)
+        own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
+        here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
+        goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
+        self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
+        # Rounds with deaths are in the machine's memory, as in the run.
+        self.cluster = Cluster(workers=self.config.workers, collective="memory" if self.changes else None)
+        resumed = Resumption.of(run)
+        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
+        taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
+        # In lockstep, the most of any worker.
+        self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
+        self.processes = by_process(run.records)
+        self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
+        # When each update of a worker's own model was recorded, its process, and the version that it made.
+        self._of_own_models: list[tuple[float, Process, int]] = []
+        self.first_update = 1 + resumed.version
+        self.updates = int(self.applied.max())
+        if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
+            for worker, order in run.order.items():  # a last process may have copied a model, and made no step
+                for incarnation in range(1 + int(order["incarnation"].max())):
+                    self.processes.setdefault((worker, incarnation), run.records[worker][:0])
+            self._of_own_models = sorted(
+                (ended_s, (worker, incarnation), version)
+                for worker, rows in whole.records.items()
+                for ended_s, incarnation, version in rows[["ended_s", "incarnation", "applied_version"]].tolist()
+                if version > 0
+            )
+            self.updates = len(self._of_own_models)
+            self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
 
 
 class Repetition(ABC):
@@ -105,7 +156,7 @@ class Repetition(ABC):
         self._run, self._version, self._ends_there, self._maker = run, version, ends_there, maker
         self._not_kept = {maker: version, **(others or {})}  # models to keep that are not kept yet
         self.kept: dict[Process | None, torch.Tensor] = {}
-        self._replicas: dict[Process, Any] = {}  # by worker and incarnation
+        self.replicas: dict[Process, Any] = {}  # by worker and incarnation
         self._turns: Turns | None = None
         self._exchanges: list[dict[Process, list[Exchange]]] = []  # with servers, by shard
         self._averages: Averages | None = None  # in pairs
@@ -188,7 +239,7 @@ class Repetition(ABC):
             self.run_programs()
         if self._ends_there and self._not_kept:
             raise self._contradiction(f"The replay ended before update {self._version}.")
-        compared = sum(one.compared for one in self._replicas.values())
+        compared = sum(one.compared for one in self.replicas.values())
         if not self._ends_there and compared < len(self._run.applied):
             raise self._contradiction(f"The replay ended after {compared} of {len(self._run.applied)} steps.")
 
@@ -230,7 +281,7 @@ class Repetition(ABC):
         """The kept update, under its number in the run."""
         assert self.model is not None
         self.binding.bind(self.kept[self._maker])
-        steps = [step for _, replica in sorted(self._replicas.items()) for step in replica.kept.values()]
+        steps = [step for _, replica in sorted(self.replicas.items()) for step in replica.kept.values()]
         return Update(number, self.model, steps)
 
     def any_model(self, holds: Callable[[nn.Module], bool]) -> bool:
@@ -271,3 +322,14 @@ class Repetition(ABC):
         self.kept[owner] = x
         if self._ends_there and not self._not_kept:
             self.scheduler.cut()
+
+
+def _may_be_cut(run: RunData) -> bool:
+    """Whether the run may have ended before its loops did; whether a time or a target loss has ended it is not recorded."""
+    config, result, num_samples = run.config, run.result, run.config.get("limit_samples")
+    return (
+        result["outcome"] != "stopped"  # as after a target accuracy
+        or bool(result["outcome_reason"])
+        or (num_samples is not None and result["samples"] >= num_samples)
+        or any(config.get(one) is not None for one in ("target_loss", "limit_s"))
+    )

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from paceline.algorithms import registry
 from paceline.errors import UsageError
 from paceline.records import checkpoint_contents, checkpoint_files
-from paceline.records.order import Process
-from paceline.records.run_data import RunData
-from paceline.run.config import TrainConfig
 from paceline.run.inputs import source_digest, source_of
 from paceline.run.loop_replay import LoopReplay
 from paceline.run.recorded_order import ReplayMismatchError
-from paceline.run.repetition import Repetition, Update
-from paceline.run.replayable import Resumption, by_process, is_own_loop, obstacle, recorded_part, since_resumed
-from paceline.run.resumed_start import ResumedStart
+from paceline.run.repetition import Recorded, Repetition, Update
 from paceline.run.task_replay import TaskReplay
-from paceline.run.view_changes import ViewChanges
-from paceline.simulator.cluster import Cluster
 from paceline.system.machine import machine, versions
 
 
@@ -88,7 +78,7 @@ def replay(run: str | Path, train: Callable[[], Any] | None = None, *, data: Pat
         raise ReplayMismatchError(text, error.version, error.worker_id) from None
 
 
-class RecordedRun:
+class RecordedRun(Recorded):
     """A run of `train`, or of one's own loop under `launch`, that can be replayed, any number of times.
 
     The order in which workers read and updated the parameters is all that timing decides, and the records have it. In a replay
@@ -104,59 +94,6 @@ class RecordedRun:
     Raises:
         UsageError: the folder holds no run, or one that cannot be replayed; the message says why.
     """
-
-    def __init__(self, folder: str | Path, data: Path | None = None, *, train: Callable[[], Any] | None = None) -> None:
-        self.folder = Path(folder)
-        whole = RunData.load(self.folder)
-        run = since_resumed(whole)
-        last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
-        if last > run.result.get("restarts", 0):
-            raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
-        if why := obstacle(whole):
-            raise UsageError(f"{folder} cannot be replayed: {why}.")
-        self.algorithm = registry.build(whole.config["algorithm"])
-        run, _ = recorded_part(whole, self.algorithm)
-        is_own = is_own_loop(run)
-        if is_own and train is None:
-            called = run.config["task"] if run.config["task"].isidentifier() else "your function"
-            raise UsageError(
-                f'{folder} is a run of your own loop: replay it in Python, with paceline.replay("{folder}", {called}).'
-            )
-        if not is_own and train is not None:
-            raise UsageError(f"{folder} is a run of paceline train, whose loop is Paceline's: leave out your function.")
-        if is_own and not callable(train):
-            raise UsageError(f"train is the function that launch called, not {train!r}.")
-        if is_own and data is not None:
-            raise UsageError("data is for runs of paceline train: your function loads its own, so leave it out.")
-        self.train, self.part, self.is_cut = train, run, _may_be_cut(run)
-        own = {one.name: run.config[one.name] for one in dataclasses.fields(TrainConfig) if one.name in run.config}
-        here = {"data": data or own.get("data"), "placement": "first-touch", "slow": None}
-        goals = dict.fromkeys(("target_loss", "target_accuracy", "target_fraction", "limit_s"))  # records have the end
-        self.config, self.changes = TrainConfig(**{**own, **here, **goals}), ViewChanges.of(run)
-        # Rounds with deaths are in the machine's memory, as in the run.
-        self.cluster = Cluster(workers=self.config.workers, collective="memory" if self.changes else None)
-        resumed = Resumption.of(run)
-        self.start = ResumedStart(self.folder / resumed.checkpoint, self.algorithm) if resumed.checkpoint else None
-        taken = self.start.taken if self.start is not None and self.algorithm.lockstep else 0
-        self.num_rounds = taken + max(int(rows["step"].max(initial=0)) for rows in run.records.values())
-        self.processes = by_process(run.records)
-        self.applied = np.concatenate([rows["applied_version"] for rows in run.records.values()])
-        # When each update of a worker's own model was recorded, its process, and the version that it made.
-        self._of_own_models: list[tuple[float, Process, int]] = []
-        self.first_update = 1 + resumed.version
-        self.updates = int(self.applied.max())
-        if self.algorithm.gossip and not self.algorithm.lockstep:  # versions count averages, too
-            for worker, order in run.order.items():  # a last process may have copied a model, and made no step
-                for incarnation in range(1 + int(order["incarnation"].max())):
-                    self.processes.setdefault((worker, incarnation), run.records[worker][:0])
-            self._of_own_models = sorted(
-                (ended_s, (worker, incarnation), version)
-                for worker, rows in whole.records.items()
-                for ended_s, incarnation, version in rows[["ended_s", "incarnation", "applied_version"]].tolist()
-                if version > 0
-            )
-            self.updates = len(self._of_own_models)
-            self.first_update = 1 + self.updates - int(np.count_nonzero(self.applied))
 
     def warnings(self) -> tuple[str, ...]:
         """A sentence on each reason why the replay can differ: other releases, another processor, a changed task file."""
@@ -253,14 +190,3 @@ class RecordedRun:
         if is_true(self.updates):
             bisect.bisect_left(range(self.first_update, self.updates), True, key=is_true)
         return found[0] if found else None
-
-
-def _may_be_cut(run: RunData) -> bool:
-    """Whether the run may have ended before its loops did; whether a time or a target loss has ended it is not recorded."""
-    config, result, num_samples = run.config, run.result, run.config.get("limit_samples")
-    return (
-        result["outcome"] != "stopped"  # as after a target accuracy
-        or bool(result["outcome_reason"])
-        or (num_samples is not None and result["samples"] >= num_samples)
-        or any(config.get(one) is not None for one in ("target_loss", "limit_s"))
-    )

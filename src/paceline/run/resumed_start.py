@@ -30,10 +30,6 @@ class ServerState(Storage):
 class ResumedStart:
     """Begins a replay as `SupervisedMembership` begins the workers of a run that is resumed.
 
-    Args:
-        checkpoint: its folder.
-        algorithm: of the resumed run.
-
     Raises:
         UsageError: the checkpoint is gone or damaged.
     """

@@ -11,6 +11,8 @@ from typing import Any
 
 from paceline.algorithms import registry
 from paceline.memory.arena import Arena
+from paceline.run.handshake import Handshake
+from paceline.run.starter import Starter
 from paceline.system import files
 from paceline.system.exit_codes import how_ended
 from paceline.system.limits import temporary_folder
@@ -32,15 +34,15 @@ class Servers:
     def __init__(
         self,
         *,
-        launch: Callable[[WorkerState, ServerMain], None],
-        admit: Callable[[WorkerState], None],
+        starter: Starter,
+        handshake: Handshake,
         fail: Callable[[str, Failure], None],
         outcome: Outcome,
     ) -> None:
         self.states: list[WorkerState] = []  # of each server, then of each second copy
         self.lost: list[tuple[int, int, int]] = []  # (shard, first version, last version) of lost updates
         self.restarts = 0  # deaths that were answered by a restart
-        self._launch, self._admit, self._fail, self._outcome = launch, admit, fail, outcome
+        self._starter, self._handshake, self._fail, self._outcome = starter, handshake, fail, outcome
         self._main: ServerMain | None = None
         self._arena: Arena  # from `begin` on
         self._folder: Path | None = None  # the run's
@@ -51,14 +53,14 @@ class Servers:
     def all_ready(self) -> bool:
         return all(state.ready for state in self.states)
 
-    def begin(self, algorithm: Any, arena: Arena, folder: Path | None, *, own_processes: bool) -> None:
+    def begin(self, arena: Arena, folder: Path | None) -> None:
         """Starts as many as the run's memory has room for."""
         self._arena, self._folder = arena, folder
         if not arena.plan.num_servers:
             return
         snapshots = None
         copies = arena.plan.needs.copies > 1
-        if own_processes and not copies:
+        if self._starter.own_processes and not copies:
             with files.writing(folder or Path(temporary_folder())):
                 if folder is None:
                     folder = Path(tempfile.mkdtemp(prefix="paceline-"))
@@ -66,15 +68,16 @@ class Servers:
                 snapshots = folder.resolve() / "servers"
                 shutil.rmtree(snapshots, ignore_errors=True)
                 snapshots.mkdir(parents=True)
-        self._main = ServerMain(registry.spec(algorithm), snapshots)
+        assert self._handshake.algorithm is not None
+        self._main = ServerMain(registry.spec(self._handshake.algorithm), snapshots)
         for server in range(arena.plan.num_server_programs):
             self.states.append(WorkerState(arena.plan.num_workers + server))
             self._start(self.states[-1])
 
     def _start(self, state: WorkerState) -> None:
         assert self._main is not None
-        self._launch(state, self._main)
-        self._admit(state)
+        self._starter.start(state, self._handshake.algorithm, server=self._main)
+        self._handshake.send_plan(state)  # it waits there until training begins
 
     def hear(self, state: WorkerState, message: Any) -> None:
         match message:
@@ -158,7 +161,7 @@ class Servers:
         """Removes the snapshots that are no longer needed."""
         if self._main is not None and self._main.snapshots is not None:
             shutil.rmtree(self._own_folder or self._main.snapshots, ignore_errors=True)
-        del self._launch, self._fail  # a cycle through the supervisor, which would keep the run's memory
+        del self._fail  # a cycle through the supervisor, which would keep the run's memory
 
     def _copy_of(self, server: WorkerState) -> WorkerState:
         return self.states[self._shard(server) + self._arena.plan.num_servers]

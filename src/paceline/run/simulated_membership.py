@@ -71,7 +71,6 @@ class SimulatedRun:
     def new_replica(
         self, member: SimulatedMembership, optimizer: torch.optim.Optimizer, **base: Any
     ) -> SimulatedAttachedReplica:
-        """A worker's replica."""
         return SimulatedAttachedReplica(optimizer, **base)
 
     def leave(self, worker_id: int) -> None:

@@ -85,7 +85,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
 
         self._after_backward.call(returned)
 
-    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: OnEnd) -> None:
+    def _hand_out(self, ready: Callable[[torch.Tensor], None], finish: Callable[[], None]) -> None:
         """Hands out the buckets that were held back, one by one as the backward pass continues."""
         buckets, self._held_back[:] = self._held_back[:], []
         overlaps = buckets and self._in_backward and self._core.overlaps
@@ -100,8 +100,7 @@ class SimulatedAttachedReplica(Timed, AttachedReplica):
         else:
             for bucket in buckets:
                 ready(bucket)
-        if finish is not None:
-            finish()
+        finish()
 
     def _compute(self) -> None:
         """Waits as long as the batches would take, without computing them."""

@@ -80,7 +80,6 @@ class SimulationRecord(RunRecord):
     def know_epoch(self, samples: int) -> None:
         """Notes about how many samples an epoch has, which decides how often to evaluate."""
         self._evaluate_every = self.goal.evaluate_every(samples)
-        self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
 
     def records_of(self, worker_id: int) -> np.ndarray:
         return self._recorded.of(worker_id)
@@ -97,13 +96,13 @@ class SimulationRecord(RunRecord):
     def _watch(self, fields: tuple[float, ...]) -> None:
         if fields[_APPLIED] < 1:
             return
+        before, every = self.samples, self._evaluate_every
         self.samples += int(fields[_SAMPLES])
         loss = fields[_LOSS]
         if loss == loss:  # not NaN
             self._losses.append(loss)
         is_over = self.is_at_goal()
-        if self._evaluator is not None and self.samples >= self._next_evaluation:
-            self._next_evaluation = (self.samples // self._evaluate_every + 1) * self._evaluate_every
+        if self._evaluator is not None and self.samples // every > before // every:
             is_over = self._evaluate(self._evaluator, self._machine.scheduler.now_s) or is_over
         if is_over:
             self._machine.scheduler.stop()
@@ -201,8 +200,6 @@ class _Records:
 
 @dataclass(slots=True)
 class _Recorder:
-    """Takes one worker's records."""
-
     records: _Records
     worker_id: int
     watch: Callable[[tuple[float, ...]], None] | None

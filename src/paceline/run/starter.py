@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.algorithms import Algorithm, registry
 from paceline.membership.environment import SupervisedEnvironment
@@ -45,35 +43,26 @@ class Starter:
         )
         self._context = fork_server_context()
 
-    def start_worker(self, worker: WorkerState, algorithm: Algorithm | None, taken: int) -> None:
-        """Starts a worker, or a dead one's replacement; `taken`: batches that the dead ones have trained on."""
-        environment = replace(self.environment, taken=taken)
-        self._start(worker, algorithm, self._function, self._pickled, self._handles, environment)
-
-    def start_server(self, server: WorkerState, algorithm: Algorithm | None, main: ServerMain) -> None:
-        """Starts a server, or the second copy of a shard."""
-        environment = replace(self.environment, pin=False)
-        self._start(server, algorithm, main, pickled(main) if self.own_processes else b"", (), environment)
-
-    def _start(
-        self,
-        worker: WorkerState,
-        algorithm: Algorithm | None,
-        target: Callable[[], Any],
-        pickled_target: bytes,
-        handles: tuple[int, ...],
-        environment: SupervisedEnvironment,
+    def start(
+        self, worker: WorkerState, algorithm: Algorithm | None, *, taken: int = 0, server: ServerMain | None = None
     ) -> None:
-        ours, theirs = self._context.Pipe(duplex=True)
-        worker.connection = ours
+        """Starts a worker or a dead one's replacement; with `server`, a server or the second copy of a shard.
+
+        `taken`: batches that the dead ones have trained on.
+        """
+        worker.connection, theirs = self._context.Pipe(duplex=True)
         worker.ready = worker.lost = worker.ended = False
         environment = replace(
-            environment,
+            self.environment,
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
             algorithm=registry.spec(algorithm) if algorithm and not algorithm.same_batches else None,
+            taken=taken,
+            pin=self.environment.pin and server is None,
         )
+        handles = self._handles if server is None else ()
         if self.own_processes:
-            start_process(worker, self._context, pickled_target, environment, handles, theirs)
+            content = self._pickled if server is None else pickled(server)
+            start_process(worker, self._context, content, environment, handles, theirs)
         else:
-            start_thread(worker, target, environment, handles, theirs)
+            start_thread(worker, server or self._function, environment, handles, theirs)

@@ -27,7 +27,6 @@ from paceline.system.exit_codes import how_ended
 from paceline.system.interrupts import noted_by
 from paceline.worker.gathering import Contribution, Entered, Gathering, Left
 from paceline.worker.process import Done, Failure, Hello, NotSaved, Ready
-from paceline.worker.server_process import ServerMain
 from paceline.worker.supervised import Outcome, WorkerState, hung, is_replica_lost
 
 _POLL_S = 0.05
@@ -74,9 +73,7 @@ class Supervisor:
         self._on_tick = on_tick
         self._on_end = on_end
         self._handshake = Handshake(self.workers, loop, earlier.saved)
-        self.servers = Servers(
-            launch=self._start_server, admit=self._handshake.admit_server, fail=self._fail, outcome=self.outcome
-        )
+        self.servers = Servers(starter=self._starter, handshake=self._handshake, fail=self.fail, outcome=self.outcome)
         self._folder = folder
         self._first_death, self._failed_s = "", float("inf")
 
@@ -185,10 +182,7 @@ class Supervisor:
     def _start(self, worker: WorkerState) -> None:
         worker.waits = worker.incarnation > 0 and self.goes_on
         taken = self.spool.num_written(worker.worker_id) if worker.incarnation else 0
-        self._starter.start_worker(worker, self.algorithm, taken)
-
-    def _start_server(self, server: WorkerState, main: ServerMain) -> None:
-        self._starter.start_server(server, self.algorithm, main)
+        self._starter.start(worker, self.algorithm, taken=taken)
 
     def _wait_for(self, states: list[WorkerState], until_s: float) -> None:
         """Receives messages from all workers until they have ended, or until `until_s`."""
@@ -234,7 +228,9 @@ class Supervisor:
             case Hello():
                 self._welcome(worker, message)
             case Ready():
-                self._count_ready(worker)
+                worker.ready = True
+                self._handshake.count_ready(worker)
+                self._start_when_ready()
             case NotSaved():
                 self.outcome.leave_out(message.number, message.why)
             case Contribution() | Entered() | Left():
@@ -253,7 +249,7 @@ class Supervisor:
                     self._lose(worker, "left, as another worker of its replica is lost")
                     return
                 worker.ended, worker.failure = True, message
-                self._fail(f"Worker {worker.worker_id}: ", message)
+                self.fail(f"Worker {worker.worker_id}: ", message)
                 self._tell_waiters(worker)
 
     # Start
@@ -269,13 +265,7 @@ class Supervisor:
             self.spool.open(self.arena)
             own = self.algorithm.note(len(self.workers)) if self.algorithm is not None else ""
             self.outcome.notes += [note for note in (self._handshake.note, own) if note]
-            self.servers.begin(self.algorithm, self.arena, self._folder, own_processes=self._starter.own_processes)
-
-    def _count_ready(self, worker: WorkerState) -> None:
-        worker.ready = True
-        assert self.arena is not None
-        self._handshake.count_ready(worker)
-        self._start_when_ready()
+            self.servers.begin(self.arena, self._folder)
 
     def _start_when_ready(self) -> None:
         all_ready = all(one.ready or not one.running for one in self.workers) and self.servers.all_ready
@@ -287,12 +277,8 @@ class Supervisor:
 
     # Ends, good and bad
 
-    def fail(self, failure: Failure) -> None:
-        """Ends the run with a failure that no worker caused."""
-        self._fail("", failure)
-
-    def _fail(self, who: str, failure: Failure) -> None:
-        """Records the first failure as the outcome; the cause of a loss replaces an earlier report of the loss."""
+    def fail(self, who: str, failure: Failure) -> None:
+        """Ends the run. The first failure is its outcome; the cause of a loss replaces an earlier report of the loss."""
         if failure.kind == "worker-lost" or (self.algorithm is not None and self.algorithm.same_batches):
             # Another worker may hang.
             self._failed_s = min(self._failed_s, time.monotonic())
@@ -327,7 +313,7 @@ class Supervisor:
             self.outcome.reason = f"{note} {self.outcome.reason}"
         if self.arena is None or self.started_s is None:
             hint = _HINT if code is not None and code > 0 else "."
-            self._fail(who, Failure("error", f"{how} before training began{hint}"))
+            self.fail(who, Failure("error", f"{how} before training began{hint}"))
             return
         self._handshake.lose(worker)
         assert self.algorithm is not None
@@ -335,11 +321,11 @@ class Supervisor:
         if "kill" in self.algorithm.tolerates or self.goes_on:
             self._go_on_without(worker)
         elif self.num_workers == 1 or (self.arena.collectives is None and not self.algorithm.needs.mailbox):
-            self._fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot continue without it."))
+            self.fail(who, Failure("error", f"{how}; {registry.spec(self.algorithm)} cannot continue without it."))
         if worker.lost and not self.goes_on:  # errors of those who cannot go on say what they were waiting for
             self.arena.mark_gone(worker.worker_id)
         if not any(one.takes_part or (one.ended and not one.waits) for one in self.workers):
-            self._fail("", Failure("error", f"{self._first_death} By now no worker is left."))
+            self.fail("", Failure("error", f"{self._first_death} By now no worker is left."))
 
     def _lose_newcomer(self, worker: WorkerState, message: Failure) -> None:
         worker.lost = True

@@ -63,7 +63,7 @@ class TaskReplay(Repetition, TaskSimulation):
 
     def _replica(self, claims: Any, *task: Any, **base: Any) -> RecordedReplica:
         worker_id, incarnation = process = base["core"].worker_id, base["incarnation"]
-        replica = self._replicas[process] = RecordedReplica(*task, plan=claims.plan, **self.recorded(process), **base)
+        replica = self.replicas[process] = RecordedReplica(*task, plan=claims.plan, **self.recorded(process), **base)
         if self._run.start is not None:
             base["random_states"].enter(worker_id)
             has_own = self.algorithm.gossip and not incarnation

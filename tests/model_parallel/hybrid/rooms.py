@@ -121,7 +121,7 @@ def together(programs):
 def alone(model, optimizer_of, data, seed=7):
     """Losses, input gradients of each step, by one worker with the whole batches."""
     model = copy.deepcopy(model)
-    part = WorkerPart(model, HybridParallel(groups=1, min_weights=500), 0, 1, seed)
+    part = WorkerPart(HybridParallel(groups=1, min_weights=500), model, 0, 1, seed)
     ports = part.begin(Ports(None), {}, None)
     optimizer, found = optimizer_of(part.binding.parameters), []
     for inputs, targets in data:
@@ -156,7 +156,7 @@ class Trained:
 
     def _work(self, worker, optimizer_of, data, shares, layout, seed):
         model, total = self.models[worker], sum(shares)
-        part = self.parts[worker] = WorkerPart(model, layout, worker, len(shares), seed)
+        part = self.parts[worker] = WorkerPart(layout, model, worker, len(shares), seed)
         self.shapes[worker] = {name: tuple(one.shape) for name, one in model.named_parameters()}
         optimizer = self.optimizers[worker] = optimizer_of(part.binding.parameters)
         part.most_bytes = 8 * CAPACITY

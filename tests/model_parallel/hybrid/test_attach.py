@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import paceline as pl
 from model_parallel.hybrid.cut_loops import found, loop, samples
 from model_parallel.hybrid.rooms import small_vgg
-from paceline.model_parallel.hybrid.choose import FLOPS_PER_S, chosen_layout, counted_s
+from paceline.model_parallel.hybrid.choose import chosen_layout, counted_s
 from paceline.model_parallel.hybrid.layout import HybridParallel
 from paceline.model_parallel.hybrid.plan import plan_cuts
 
@@ -140,7 +140,7 @@ def test_auto_is_chosen_by_example_inputs_alike_on_all_workers_and_trains_as_all
     for layout, given in ((auto, examples), (None, None)):
         pl.launch(partial(train, layout, given), workers=4, backend="threads")
     layouts = {layout for layout, _ in chosen[auto]}
-    expected = chosen_layout(auto, small_vgg(), examples, workers=4, batch_size=4, compute_s=counted_s(FLOPS_PER_S))
+    expected = chosen_layout(auto, small_vgg(), examples, workers=4, batch_size=4, compute_s=counted_s)
     assert layouts == {expected}
     for _, state in chosen[auto]:
         for name, value in chosen[None][0][1].items():

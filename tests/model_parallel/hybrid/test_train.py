@@ -66,7 +66,7 @@ def test_a_resumed_run_ends_like_one_that_was_not_stopped(tmp_path):
 def test_a_runs_bytes_are_the_plans(groups, tmp_path):
     run, _ = trained(tmp_path / "run", LAYOUT.format(groups, ""), steps=3, epochs=None)
     model = small_vgg()
-    part = WorkerPart(model, layout_of(LAYOUT.format(groups, "")), 0, 4, seed=0)
+    part = WorkerPart(layout_of(LAYOUT.format(groups, "")), model, 0, 4, seed=0)
     plan, sharding = part.plan, part.sharding
     alike = 2 * 3 / 4 * sharding.first_cut * 8
     shards = 2 * (groups - 1) / groups * (sharding.num_local - sharding.first_cut) * 8

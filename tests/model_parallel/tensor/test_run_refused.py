@@ -181,6 +181,6 @@ def test_a_batch_that_the_mesh_does_not_divide(tmp_path):
 def test_what_is_refused_leaves_the_model_as_it_was():
     model = of_layers(vocabulary=25)
     with pytest.raises(pl.UsageError, match="of 25 cannot be cut"):
-        WorkerPart(model, pl.TensorParallel(line=2), 0, 2, seed=0)
+        WorkerPart(pl.TensorParallel(line=2), model, 0, 2, seed=0)
     assert str(model.mesh.shape) == "a line of 1"
     assert model.token.weight.shape == (25, HIDDEN)

@@ -59,9 +59,6 @@ class ThreadAxis:
     def start_all_reduce(self, x):
         return self._start(x, lambda all_: x.copy_(sum(all_)))
 
-    def all_reduce_max(self, x):
-        x.copy_(self.all_gather(x).amax(0))
-
     def start_broadcast(self, x, source):
         return self._start(x, lambda all_: x if self.index == source else x.copy_(all_[0]), [source])
 

@@ -11,7 +11,7 @@ import inspect
 import operator
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -244,9 +244,10 @@ def about_none(arguments: Mapping[str, Any], error: Exception) -> str:
 
 def replace_constants(graph: fx.Graph, constants: Mapping[str, Any]) -> None:
     """Replaces operations whose values follow from shapes by these values."""
-    for node in list(graph.nodes):
-        if node.name in constants:
-            _replace(graph, node, constants[node.name])
+    for node in graph.nodes:
+        node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda one: constants.get(one.name, one))
+    for node in [one for one in graph.nodes if one.name in constants]:
+        graph.erase_node(node)
 
 
 def digest(graph: fx.Graph, constants: Container[str]) -> str:
@@ -279,14 +280,6 @@ def line_of(node: fx.Node) -> str:
         if _TORCH not in Path(file).parents and _OURS not in Path(file).parents:
             return f"{Path(file).name}:{rest.split(',')[0]}"
     return ""
-
-
-def _replace(graph: fx.Graph, node: fx.Node, value: Any) -> None:
-    constant: Callable[[fx.Node], Any] = lambda one: value if one is node else one  # noqa: E731
-    for user in list(node.users):
-        user.args = fx.map_arg(user.args, constant)
-        user.kwargs = fx.map_arg(user.kwargs, constant)
-    graph.erase_node(node)
 
 
 def _follow_changes(graph: fx.Graph, model: nn.Module) -> None:

@@ -122,7 +122,7 @@ def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None 
             if a != b:
                 ways[a, b] = ways.get((a, b), 0.0) + moved_s
         for (a, b), ways_s in sorted(ways.items(), key=lambda one: (-one[1], one[0])):
-            is_only = merger.after(a) == {b} or merger.before(b) == {a}
+            is_only = merger.after[a] == {b} or merger.before[b] == {a}
             if is_only and should(a, b, ways_s) and merger.merge(a, b):
                 took[merger.root(a)] = took[a] + took[b]
                 return True
@@ -131,7 +131,7 @@ def coarsened(problem: Problem, labels: Sequence[object], least_s: float | None 
     def should_merge(a: int, b: int, ways_s: float) -> bool:
         if least_s is not None:
             return min(took[a], took[b]) < least_s
-        alone = [took[a]] * (merger.after(a) == {b}) + [took[b]] * (merger.before(b) == {a})
+        alone = [took[a]] * (merger.after[a] == {b}) + [took[b]] * (merger.before[b] == {a})
         return min(alone) < ways_s
 
     while merge_one(should_merge):
@@ -149,11 +149,11 @@ class _Merger:
 
     def __init__(self, number: int, edges: set[tuple[int, int]], labels: Sequence[object]) -> None:
         self._root = list(range(number))
-        self._after: dict[int, set[int]] = {one: set() for one in range(number)}
-        self._before: dict[int, set[int]] = {one: set() for one in range(number)}
+        self.after: dict[int, set[int]] = {one: set() for one in range(number)}
+        self.before: dict[int, set[int]] = {one: set() for one in range(number)}
         for u, v in edges:
-            self._after[u].add(v)
-            self._before[v].add(u)
+            self.after[u].add(v)
+            self.before[v].add(u)
         self._labels = list(labels)
         self.number = number
 
@@ -161,12 +161,6 @@ class _Merger:
         while self._root[one] != one:
             one = self._root[one]
         return one
-
-    def after(self, one: int) -> set[int]:
-        return self._after[self.root(one)]
-
-    def before(self, one: int) -> set[int]:
-        return self._before[self.root(one)]
 
     def merge(self, u: int, v: int) -> bool:
         """Merges a group with one that reads from it, unless another path connects them."""
@@ -177,7 +171,7 @@ class _Merger:
             return False
         keep, gone = min(a, b), max(a, b)
         self._root[gone] = keep
-        for mine, theirs in ((self._after, self._before), (self._before, self._after)):
+        for mine, theirs in ((self.after, self.before), (self.before, self.after)):
             mine[keep] = (mine[keep] | mine.pop(gone)) - {keep, gone}
             for other in mine[keep]:
                 theirs[other] = (theirs[other] - {gone}) | {keep}
@@ -186,14 +180,14 @@ class _Merger:
 
     def _leads(self, a: int, b: int) -> bool:
         """Whether a path of two or more edges leads from one to the other."""
-        seen, todo = set(), [one for one in self._after[a] if one != b]
+        seen, todo = set(), [one for one in self.after[a] if one != b]
         while todo:
             one = todo.pop()
             if one == b:
                 return True
             if one not in seen:
                 seen.add(one)
-                todo += self._after[one]
+                todo += self.after[one]
         return False
 
     def sets(self) -> list[list[int]]:
@@ -201,7 +195,7 @@ class _Merger:
         members: dict[int, list[int]] = {}
         for one in range(len(self._root)):
             members.setdefault(self.root(one), []).append(one)
-        return [members[one] for one in in_order(self._before, lambda one: members[one][0])]
+        return [members[one] for one in in_order(self.before, lambda one: members[one][0])]
 
 
 def tensors_of(traced: Traced, groups: Sequence[Sequence[str]], wire_bytes: Callable[[Node], int]) -> list[TensorInfo]:

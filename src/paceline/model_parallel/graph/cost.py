@@ -169,13 +169,13 @@ class _Runner(GraphRunner):
 
     def flops(self, names: Sequence[str]) -> float:
         with torch.no_grad():  # PyTorch's counter adds hooks to tensors that need gradients; counting needs none
-            self._prepare(names, leaves=True)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            self._forward(names)
+            self._prepare(names)
+            with FlopCounterMode(display=False) as counter:
+                self._forward(names)
         return float(counter.get_total_flops())
 
-    def _prepare(self, names: Sequence[str], *, leaves: bool = False) -> None:
-        """Sets a group's inputs, as if they came from another worker, or as leaves without history."""
+    def _prepare(self, names: Sequence[str]) -> None:
+        """Sets a group's inputs, as if they came from another worker."""
         self.env = {}
         own = set(names)
         for name in names:
@@ -185,8 +185,7 @@ class _Runner(GraphRunner):
                 if one.op == "get_attr":
                     self.env[one] = self.fetch_attr(str(one.target))
                     continue
-                value = mapped(self._traced.values[one.name], _fresh)
-                self.env[one] = mapped(value, torch.Tensor.detach) if leaves else value
+                self.env[one] = mapped(self._traced.values[one.name], _fresh)
 
     def _forward(self, names: Sequence[str]) -> None:
         for name in names:

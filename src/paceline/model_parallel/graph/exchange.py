@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def from_wire(x: torch.Tensor, tensor: TensorInfo, wire: str) -> torch.Tensor:
     dtype = getattr(torch, tensor.dtype)
     if wire and dtype == torch.float32:
         return x.to(dtype).view(tensor.shape)
-    return (x if x.dtype == dtype else x.view(dtype)).view(tensor.shape)
+    return x.view(dtype).view(tensor.shape)
 
 
 def wire_bytes(shape: tuple[int, ...], dtype: str, wire: str) -> int:
@@ -81,7 +82,8 @@ class Exchange:
     def __post_init__(self) -> None:
         self._since_s = time.perf_counter()
         self._is_computing = False
-        self._gathered = self._fetched = self._num_agreed = 0
+        self._gathered, self._agreed = count(), count()
+        self.number_fetched = count().__next__  # of the next value of a partial execution: all workers count alike
         self.sent: list[tuple[str, str, int, int]] = []
 
     @staticmethod
@@ -151,28 +153,22 @@ class Exchange:
 
     def gather(self, x: torch.Tensor, workers: int, what: str = "the norms of its gradients") -> list[torch.Tensor]:
         """All workers' vectors, of one length, in the workers' order; all workers call it together."""
-        about = described(what, x)
+        about, number = described(what, x), next(self._gathered)
         others = [one for one in range(workers) if one != self.worker]
         for to in others:
-            self.send(to, "norms", self._gathered, x, about)
-        found = {one: self.receive(one, "norms", self._gathered, about) for one in others}
-        self._gathered += 1
+            self.send(to, "norms", number, x, about)
+        found = {one: self.receive(one, "norms", number, about) for one in others}
         return [found.get(one, x) for one in range(workers)]
 
-    def number_fetched(self) -> int:
-        """The number of the next value of a partial execution, which all workers count alike."""
-        self._fetched += 1
-        return self._fetched
-
-    def agreed(self, number: Callable[[], int], workers: int) -> int:
+    def agreed(self, find: Callable[[], int], workers: int) -> int:
         """The number that the first worker finds, on all; all workers call it together."""
         about = TensorInfo("the next batch", -1, (), 0, is_output=True, shape=(1,), dtype="int64")
-        self._num_agreed, self._is_computing = self._num_agreed + 1, False
+        number, self._is_computing = next(self._agreed), False
         if self.worker:
-            return int(self.receive(0, "agreed", self._num_agreed, about))
-        found = torch.tensor([number()])
+            return int(self.receive(0, "agreed", number, about))
+        found = torch.tensor([find()])
         for to in range(1, workers):
-            self.send(to, "agreed", self._num_agreed, found, about)
+            self.send(to, "agreed", number, found, about)
         return int(found)
 
     def _wire_of(self, tensor: TensorInfo) -> str:

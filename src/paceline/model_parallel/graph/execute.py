@@ -179,7 +179,7 @@ class PlacedPart(nn.Module):
         for m in range(number):
             part = arguments if number == 1 else micro_batch(arguments, self.plan.cut, m, number)
             if recorder is not None:
-                recorder.begin_microbatch(m)
+                recorder.microbatch = m
             outs.append(self._pass(part, tokens))
             self.calls += 1
         out = outs[0] if number == 1 else joined(outs)

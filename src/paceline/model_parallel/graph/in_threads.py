@@ -18,8 +18,6 @@ _DEADLINE_S = 600.0
 
 
 class _Post:
-    """Messages between the threads."""
-
     def __init__(self) -> None:
         self.arrived = threading.Condition()
         self.messages: dict[tuple[int, int, str, int], Message] = {}

@@ -19,13 +19,7 @@ from paceline.worker.memberships.elastic import ElasticMembership, report
 
 
 def join(environment: Invitation, plan: PlanData, model: nn.Module, worker: int | None) -> JoinedRun:
-    """Takes this worker's place in the run that it is invited to, which is its part of the plan.
-
-    Args:
-        environment: the invitation.
-        plan: the same on all workers.
-        model: the whole model.
-        worker: the place; None: the first free one.
+    """Takes this worker's place in the run that it is invited to, which is its part of the plan; None: the first free one.
 
     Raises:
         UsageError: the run has another plan or model, or has begun; or the place is taken.

@@ -8,7 +8,7 @@ from paceline.model_parallel.graph.partition import Operation, programs
 from paceline.model_parallel.graph.problem import Problem
 from paceline.model_parallel.graph.schedule import Run, simulate
 
-_BETTER = 1 - 1e-9  # by more than rounding differences
+BETTER = 1 - 1e-9  # by more than rounding differences
 
 
 class Paths:
@@ -67,12 +67,12 @@ class OrderSearch:
 
         def go(prefix: tuple[int, ...]) -> None:
             nonlocal best, than_s
-            if self.looks <= 0 or paths.least_s >= than_s * _BETTER:
+            if self.looks <= 0 or paths.least_s >= than_s * BETTER:
                 return
             self.looks -= 1
             if len(prefix) == len(problem.groups):
                 took_s = simulate(problem, device_of, prefix).makespan_s
-                if took_s < than_s * _BETTER:
+                if took_s < than_s * BETTER:
                     best, than_s = (prefix, took_s), took_s
                 return
             lists = programs(problem, device_of, prefix)
@@ -81,7 +81,7 @@ class OrderSearch:
                 return
             seen.add(key)
             done = set(prefix)
-            if self._begins_alone and self._least_s(device_of, paths, lists, done) >= than_s * _BETTER:
+            if self._begins_alone and self._least_s(device_of, paths, lists, done) >= than_s * BETTER:
                 return
             ready = [g for g in range(len(problem.groups)) if g not in done and problem.earlier[g] <= done]
             for group in sorted(ready, key=lambda g: (-paths.to_end_s[g], g)):

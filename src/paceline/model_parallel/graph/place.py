@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from paceline.errors import UsageError, shown
-from paceline.model_parallel.graph.orders import OrderSearch, Paths
+from paceline.model_parallel.graph.orders import BETTER, OrderSearch, Paths
 from paceline.model_parallel.graph.problem import Bounds, Problem, bounds, check_memory
 from paceline.model_parallel.graph.schedule import Schedule, longest_remaining, remaining_s, simulate
 from paceline.specs.text import closest
@@ -17,7 +17,6 @@ _MOST_EXACT_GROUPS = 14
 _MOST_ORDERED_GROUPS = 10  # of which all orders are searched as well
 _MOST_EXACT_DEVICES = 4
 _MOST_BEGINNINGS = 50_000  # of complete and partial placements
-_BETTER = 1 - 1e-9  # by more than rounding differences
 _MOST_LOOKS = 5_000  # simulated placements; bounds the time, and makes the result independent of the machine
 _MOST_ORDERS = 20_000  # simulated orders, also of their beginnings
 
@@ -164,7 +163,7 @@ def candidates(problem: Problem) -> tuple[list[Placement], Bounds]:
         if placed is not None:
             found.append(placed)
     proven_s = max([below.least_s, *(one.makespan_s for one in found if one.is_certain)])
-    found = [replace(one, is_certain=one.makespan_s <= proven_s / _BETTER) for one in found]
+    found = [replace(one, is_certain=one.makespan_s <= proven_s / BETTER) for one in found]
     if not found:
         raise UsageError(
             "No placer found a placement that fits the devices' memory and keeps together the operations that must "
@@ -203,10 +202,9 @@ class _Partial:
     def devices_for(self, group: int) -> Sequence[int]:
         """Allowed devices with enough memory."""
         first, choices = self.problem.class_of[group], self.problem.choices[group]
-        if len(self.problem.members[first]) > 1:
-            for one in self.problem.members[first]:
-                if self.device_of[one] >= 0:
-                    return (self.device_of[one],)
+        for one in self.problem.members[first]:
+            if self.device_of[one] >= 0:
+                return (self.device_of[one],)
         if not self._is_limited:
             return choices
         limits = [one.memory_bytes for one in self.problem.devices]
@@ -290,7 +288,7 @@ def _searched(problem: Problem, known: Placement | None, orders: OrderSearch) ->
         if max(*loads, (done + left[index]) / speed) * problem.microbatches >= best_s:
             return True
         device_of = [chosen.get(first, -1) for first in problem.class_of]
-        if Paths(problem, device_of).least_s >= best_s * _BETTER:
+        if Paths(problem, device_of).least_s >= best_s * BETTER:
             return True
         if index == len(firsts):
             looks += 1

@@ -102,7 +102,9 @@ def place(
         return environment.plan
     machines = _devices(devices, slow, memory_bytes)
     number = _microbatches(objective, microbatches)
-    _check_words(wire, placer)
+    if wire not in WIRES:
+        raise UsageError(f"wire must be one of {', '.join(one for one in WIRES if one)}, not {shown(wire)}.")
+    check_placer(placer)
     link_factors: tuple[tuple[int, int, float], ...] = ()
     if cluster is not None and link is None:
         link = _link_of(cluster)
@@ -223,12 +225,6 @@ def _microbatches(objective: str, microbatches: int | None) -> int:
     return number
 
 
-def _check_words(wire: str, placer: str | None) -> None:
-    if wire not in WIRES:
-        raise UsageError(f"wire must be one of {', '.join(one for one in WIRES if one)}, not {shown(wire)}.")
-    check_placer(placer)
-
-
 def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
     try:
         model.apply(lambda _: None)
@@ -244,7 +240,7 @@ def _traced(model: nn.Module, example: Any) -> tuple[Traced, bool]:
             other = trace(model, example).text
         except UsageError:
             other = ""
-    if not any(not one.is_local for one in traced.nodes):
+    if all(one.is_local for one in traced.nodes):
         raise UsageError(f"{type(model).__name__} computes nothing with its inputs: there is nothing to place.")
     return traced, other == traced.text
 

@@ -184,21 +184,11 @@ class Problem:
             found[first] = common
         return tuple(found[first] for first in self.class_of)
 
-    def state_of_class(self, first: int) -> int:
-        """Bytes of the state of a class of groups, each parameter once."""
-        seen: set[tuple[str, ...]] = set()
-        total = 0
-        for group in self.members[first]:
-            one = self.groups[group]
-            if one.state not in seen:
-                seen.add(one.state)
-                total += one.state_bytes
-        return total
-
     def memory_of_class(self, first: int) -> int:
-        """Bytes that a class of groups needs on its device."""
-        saved = sum(self.groups[group].saved_bytes for group in self.members[first])
-        return self.state_of_class(first) + saved * self.microbatches
+        """Bytes that a class of groups needs on its device; the same state counts once."""
+        groups = [self.groups[group] for group in self.members[first]]
+        state_bytes = {one.state: one.state_bytes for one in reversed(groups)}
+        return sum(state_bytes.values()) + sum(one.saved_bytes for one in groups) * self.microbatches
 
     def memory_of(self, device_of: Sequence[int]) -> list[int]:
         """Bytes by device."""

@@ -58,7 +58,7 @@ class Recorder:
     def __init__(self, worker: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._worker, self.clock = worker, clock
         self._number = -1
-        self._microbatch = 0
+        self.microbatch = 0  # that runs
         self._step: _Step | None = None
         self._steps: dict[int, _Step] = {}
 
@@ -68,12 +68,9 @@ class Recorder:
         is_wanted = trains and self._number in _STEPS
         self._step = self._steps.setdefault(self._number, _Step()) if is_wanted else None
 
-    def begin_microbatch(self, microbatch: int) -> None:
-        self._microbatch = microbatch
-
     def ran(self, group: str, begun_s: float, values: Iterable[Any]) -> None:
         """A group's forward pass has ended; its backward pass begins when the first of its values gets a gradient."""
-        step, microbatch = self._step, self._microbatch
+        step, microbatch = self._step, self.microbatch
         if step is None:
             return
         step.forward.append((group, microbatch, begun_s, self.clock()))

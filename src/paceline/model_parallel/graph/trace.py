@@ -84,7 +84,7 @@ def trace(model: nn.Module, example: Any) -> Traced:
     run = _Recorder(twin, graph, {id(one): name for name, one in (*twin.named_parameters(), *twin.named_buffers())})
     with torch_undisturbed(), torch.enable_grad(), inputs_unchanged(model, arguments):
         try:
-            run.run_with(arguments)
+            run.run(*(arguments.get(str(node.target)) for node in graph.nodes if node.op == "placeholder"))
         except Exception as error:
             why = f"{first_line(error)}{about_none(arguments, error)}"
             raise UsageError(f"{type(model).__name__} fails on the example: {why}.") from error
@@ -147,8 +147,6 @@ def inputs_unchanged(model: nn.Module, arguments: Mapping[str, Any]) -> Iterator
 
 
 class _Recorder(GraphRunner):
-    """Runs a graph on an example and records each operation."""
-
     def __init__(self, model: nn.Module, graph: fx.Graph, names: Mapping[int, str]) -> None:
         super().__init__(model, graph)
         self._names = names
@@ -158,11 +156,6 @@ class _Recorder(GraphRunner):
         self._storages: dict[int, int] = {}
         self._held: list[Any] = []  # keeps values with an id alive, so that their addresses are not reused
         self._local: set[str] = set()
-
-    def run_with(self, arguments: Mapping[str, Any]) -> None:
-        graph: Any = self.graph
-        placeholders = [node.target for node in graph.nodes if node.op == "placeholder"]
-        self.run(*(arguments.get(str(name)) for name in placeholders))
 
     def run_node(self, n: fx.Node) -> Any:
         read = [self.env[one] for one in n.all_input_nodes]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from paceline.model_parallel.axes import Axis, exchanged
+from paceline.model_parallel.axes import Axis, exchanged, side_by_side
 from paceline.optim.sharding import AxisShape
 
 
@@ -83,7 +83,7 @@ def scatter_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
 def gather_features(x: Tensor, axis: Axis) -> Tensor:
     """(B, f / m) -> (B, f): all features of the group's rows. Backward: reduce-scatter over the features."""
     return exchanged(
-        x, lambda x: _side_by_side(axis.all_gather(x)), lambda g: axis.reduce_scatter(_by_features(g, axis))
+        x, lambda x: side_by_side(axis.all_gather(x)), lambda g: axis.reduce_scatter(_by_features(g, axis))
     )
 
 
@@ -91,7 +91,7 @@ def swap_to_rows(x: Tensor, axis: Axis, rows: Rows) -> Tensor:
     """(B, f / m) -> (b, f): own rows with all features, by all-to-all. Backward: the all-to-all the other way round."""
     return exchanged(
         x,
-        lambda x: _side_by_side(axis.all_to_all(rows.stacked(x)))[: rows.own],
+        lambda x: side_by_side(axis.all_to_all(rows.stacked(x)))[: rows.own],
         lambda g: rows.joined(axis.all_to_all(_by_features(rows.padded(g), axis))),
     )
 
@@ -125,11 +125,6 @@ def _all_rows(axis: Axis, rows: Rows, x: Tensor) -> Tensor:
 
 def _own_rows(axis: Axis, rows: Rows, x: Tensor) -> Tensor:
     return axis.reduce_scatter(rows.stacked(x))[: rows.own]
-
-
-def _side_by_side(pieces: Tensor) -> Tensor:
-    """(m, rows, f / m) -> (rows, f)."""
-    return pieces.transpose(0, 1).flatten(1)
 
 
 def _by_features(x: Tensor, axis: Axis) -> Tensor:

@@ -57,9 +57,9 @@ def measured_s(flops_per_s: float) -> Callable[[Layer, float], float]:
     return layer_s
 
 
-def counted_s(flops_per_s: float) -> Callable[[Layer, float], float]:
+def counted_s(layer: Layer, points: float) -> float:
     """Seconds of a layer from its operations: the same on every worker, unlike measurements."""
-    return lambda layer, points: layer.operations(points) / flops_per_s
+    return layer.operations(points) / FLOPS_PER_S
 
 
 def layout_for(choice: LayoutChoice, layout: HybridParallel | None = None) -> HybridParallel:
@@ -81,7 +81,7 @@ def chosen_layout(
 ) -> HybridParallel:
     """A layout with its groups chosen, for its own pairing; a layout with given groups is returned unchanged.
 
-    `batch_size` is that of each worker; `compute_s` is as `measured_s` and `counted_s` return it, and measures by default.
+    `batch_size` is that of each worker; `compute_s` is `counted_s`, or as `measured_s` returns it, and measures by default.
     """
     if layout.groups != "auto":
         return layout

@@ -175,9 +175,7 @@ def _large(modules: dict[str, nn.Module], layout: HybridParallel) -> dict[str, n
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether a linear layer is PyTorch's own, with trainable parameters."""
-    return type(module) is nn.Linear and all(
-        one is None or (one.requires_grad and one.is_contiguous()) for one in module._parameters.values()
-    )
+    return type(module) is nn.Linear and all(one.requires_grad and one.is_contiguous() for one in module.parameters())
 
 
 def _chains(modules: dict[str, nn.Module], chosen: list[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -237,15 +235,11 @@ def _cut(chain: list[str], modules: dict[str, nn.Module], pairing: str) -> list[
 
 def _check_untied(model: nn.Module, layers: list[CutLayer]) -> None:
     owners: dict[int, list[str]] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                owners.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
-    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
     for layer in layers:
-        for parameter in modules[layer.name]._parameters.values():
-            names = owners[id(parameter)] if parameter is not None else []
-            if len(names) > 1:
+        for parameter in model.get_submodule(layer.name).parameters():
+            if len(names := owners[id(parameter)]) > 1:
                 raise UsageError(
                     f"{names[0]} is tied to {names[1]}, but a layout would cut it for one use and not for the other: "
                     f"leave {layer.name} out of layers=, or untie them."

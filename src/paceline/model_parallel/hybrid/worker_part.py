@@ -38,7 +38,7 @@ class WorkerPart(ShardedPart):
 
     pending = None
 
-    def __init__(self, model: nn.Module, layout: HybridParallel, worker_id: int, num_workers: int, seed: int) -> None:
+    def __init__(self, layout: HybridParallel, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> None:
         self.plan = plan_cuts(model, layout, num_workers)  # how it is cut
         parts = self.plan.parts
         axes = {"group": AxisShape(parts), REPLICAS: AxisShape(num_workers // parts, parts)}
@@ -70,10 +70,8 @@ class WorkerPart(ShardedPart):
 
     def clip(self, max_norm: float) -> float:
         """Clips the gradients to a norm of at most `max_norm`; returns the norm before. All workers call it."""
-        whole, along = Placement(), self.along
-        parameters = self.binding.parameters
-        gradients = [(one.grad, self._placed.get(one, whole)) for one in parameters if one.grad is not None]
-        return float(clip_to_norm(gradients, along, along["group"], max_norm))
+        placed = [(one, self._placed.get(one, Placement())) for one in self.binding.parameters]
+        return float(clip_to_norm(placed, self.along, self.along["group"], max_norm))
 
     def has_changed_gradients(self) -> bool:
         """Whether gradients have changed in a way that the replica's own check does not see."""

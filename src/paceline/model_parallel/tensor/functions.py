@@ -189,8 +189,7 @@ class VocabularyLoss(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, targets: Tensor, mesh: Mesh) -> Tensor:
         axis, ctx.shape = mesh.hidden, logits.shape
         logits, targets = _tokens(logits), targets.flatten()
-        largest = logits.amax(-1)
-        axis.all_reduce_max(largest)
+        largest = axis.all_gather(logits.amax(-1)).amax(0)
         shifted = logits - largest[:, None]
         local, is_elsewhere = _local_tokens(targets, logits.shape[-1], axis)
         target = shifted.gather(1, local[:, None])[:, 0].masked_fill_(is_elsewhere, 0)

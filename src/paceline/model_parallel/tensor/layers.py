@@ -48,7 +48,7 @@ class Cut(nn.Module):
     def _add(self, name: str, shape: tuple[int, ...], *, deviation: float = 0.0, mean: float = 0.0) -> None:
         """Creates a parameter of that whole shape, normally distributed; its values do not depend on the mesh."""
         axes, stream, placement = self.mesh.axes, self.mesh.new_stream(), self.placement(name)
-        local = placement.local_shape(shape, axes, f"{type(self).__name__}'s {name}")
+        local = placement.cut(torch.empty(shape, device="meta"), axes, f"{type(self).__name__}'s {name}").shape
         first = [0] * len(shape)
         for dimension, axis in placement.cuts:
             first[dimension] = axes[axis].index * local[dimension]

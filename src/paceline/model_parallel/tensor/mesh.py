@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.errors import UsageError
 from paceline.membership.rendezvous import own_part
 from paceline.model_parallel.axes import Axis
-from paceline.model_parallel.placement import Placement, divided
+from paceline.model_parallel.placement import Placement, divided, part_of
 from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.shapes import Grid, Line, Mode, check_mode, parse_mesh
 from paceline.ports.ports import Counts
@@ -128,7 +128,6 @@ class Mesh:
 
     @property
     def batch_part(self) -> int:
-        """The index of this worker's part of the batch."""
         if isinstance(self.shape, Line):
             return 0
         return self.axes["depth"].index * self.shape.q + self.axes["row"].index
@@ -144,10 +143,7 @@ class Mesh:
 
     def local_features(self, whole: Tensor) -> Tensor:
         """On a grid this worker's part of the last dimension, a view; all of it on a line."""
-        if self.is_line:
-            return whole
-        size = divided(whole.shape[-1], self.hidden.size, "a number of features")
-        return whole.narrow(-1, self.hidden.index * size, size)
+        return whole if self.is_line else part_of(whole, self.hidden, -1, "a number of features")
 
     @torch.no_grad()
     def mean(self, x: Tensor) -> Tensor:

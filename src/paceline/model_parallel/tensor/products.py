@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paceline.model_parallel.axes import Axis
+from paceline.model_parallel.axes import Axis, side_by_side
 from paceline.model_parallel.tensor.mesh import Mesh
 from paceline.ports.ports import Handle
 
@@ -27,9 +27,9 @@ def multiply(x: Tensor, weight: Tensor, mesh: Mesh, *, turned: bool) -> Tensor:
     """X W, (tokens, outputs / q) of `x` (tokens, inputs / q)."""
     columns, rows = mesh.axes["column"], mesh.axes["row"]
     if mesh.mode == "allgather":
-        whole_x = _side_by_side(columns.all_gather(x))
+        whole_x = side_by_side(columns.all_gather(x))
         blocks = rows.all_gather(weight)
-        return whole_x @ (_side_by_side(blocks).T if turned else blocks.flatten(0, 1))
+        return whole_x @ (side_by_side(blocks).T if turned else blocks.flatten(0, 1))
     y = None
     for x_t, w_t in zip(_blocks(x, columns), _blocks(weight, rows), strict=True):
         w_t = w_t.T if turned else w_t
@@ -54,11 +54,6 @@ def weight_gradient(x: Tensor, y: Tensor, mesh: Mesh, *, turned: bool) -> Tensor
         blocks = columns.all_gather(x)
         return rows.reduce_scatter(y.T @ blocks if turned else blocks.mT @ y)
     return _reduced((y.T @ x_t if turned else x_t.T @ y for x_t in _blocks(x, columns)), rows)
-
-
-def _side_by_side(blocks: Tensor) -> Tensor:
-    """(q, rows, columns) -> (rows, q columns)."""
-    return blocks.transpose(0, 1).flatten(1)
 
 
 def _blocks(mine: Tensor, axis: Axis) -> Iterator[Tensor]:

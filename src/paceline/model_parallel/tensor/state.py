@@ -130,9 +130,9 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     an all-reduce of one number.
     """
     mesh, placed = placements_of(model)
-    gradients = [(one.grad, placed[name]) for name, one in model.named_parameters() if one.grad is not None]
     axes = {axis: one for axis, one in mesh.axes.items() if axis != "world"}
-    return clip_to_norm(gradients, axes, mesh.axes["world"], max_norm)
+    parameters = [(one, placed[name]) for name, one in model.named_parameters()]
+    return clip_to_norm(parameters, axes, mesh.axes["world"], max_norm)
 
 
 def placements_of(model: nn.Module) -> tuple[Mesh, dict[str, Placement]]:

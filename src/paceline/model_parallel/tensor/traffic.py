@@ -48,8 +48,7 @@ def block_traffic(
     found: dict[tuple[str, str], Traffic] = defaultdict(Traffic)
 
     def add(axis: str, kind: str, elements: int | Fraction, calls: int = 1) -> None:
-        workers = {"line": shape.hidden_parts, "depth": getattr(shape, "depth", 1)}.get(axis, shape.hidden_parts)
-        if workers > 1:
+        if (workers := shape.axes[axis].size) > 1:
             found[axis, kind] += Traffic(calls, calls * sent_elements(kind, workers, elements))
 
     if isinstance(shape, Line):

@@ -20,7 +20,7 @@ from paceline.model_parallel.tensor.gradients import GradientMeans
 from paceline.model_parallel.tensor.layers import Attention, Dropout, cut_modules
 from paceline.model_parallel.tensor.layout import TensorParallel
 from paceline.model_parallel.tensor.mesh import Mesh
-from paceline.model_parallel.tensor.shapes import Grid, Line, Mode
+from paceline.model_parallel.tensor.shapes import Grid, Line
 from paceline.model_parallel.tensor.state import clip_grad_norm, placements_of
 from paceline.optim.sharding import REPLICAS, AxisShape
 from paceline.ports.ports import Ports
@@ -44,16 +44,13 @@ class WorkerPart(ShardedPart):
 
     keeps_random_alike = True
 
-    def __init__(self, model: nn.Module, layout: TensorParallel, worker_id: int, num_workers: int, seed: int) -> None:
-        is_alone = num_workers == 1  # as without a launcher
-        self._shape: Line | Grid = Line(1) if is_alone else layout.shape
-        self._mode: Mode = "allgather" if is_alone else layout.mode
-        self._seed = seed
-        parts, replicas = self._shape.workers, 1 if is_alone else layout.replicas(num_workers)
+    def __init__(self, layout: TensorParallel, model: nn.Module, worker_id: int, num_workers: int, seed: int) -> None:
+        self._layout, self._seed = layout, seed
+        parts, replicas = layout.shape.workers, layout.replicas(num_workers)
         self.dealt = worker_id // parts, replicas  # as of `LayoutPart`
         self.is_recorded = not worker_id % parts
-        self.mesh = check_model(model, self._shape)  # the model's
-        super().__init__(model, {**self._shape.axes, REPLICAS: AxisShape(replicas, parts)}, worker_id)
+        self.mesh = check_model(model, layout.shape)  # the model's
+        super().__init__(model, {**layout.shape.axes, REPLICAS: AxisShape(replicas, parts)}, worker_id)
         # The layers name the placements of parameters only once they are on the new mesh.
         self._connect_mesh()
         try:
@@ -65,7 +62,7 @@ class WorkerPart(ShardedPart):
         self._noted: NotedGradients | None = None
 
     def _connect_mesh(self) -> None:
-        self.mesh.connect(self._shape, self.along, *self.dealt, mode=self._mode)
+        self.mesh.connect(self._layout.shape, self.along, *self.dealt, mode=self._layout.mode)
 
     def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
         self._connect(axes)
