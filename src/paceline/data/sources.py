@@ -119,7 +119,6 @@ class BatchClaims:
         return number
 
     def indices(self, number: int) -> torch.Tensor:
-        """Sample indices of a batch that was handed out, int64."""
         return self.plan.indices(number, self.shares)
 
     def size(self, number: int) -> int:

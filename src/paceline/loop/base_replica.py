@@ -101,7 +101,6 @@ class BaseReplica:
         return {}
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Copies `x` (P,) into this worker's private vector and returns that."""
         begun_s = self._now_s()
         self._private = torch.empty_like(x) if self._private is None else self._private
         self._private.copy_(x)
@@ -126,7 +125,6 @@ class BaseReplica:
         self._take_part(members)
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
-        """These are the workers now; returns the deal for those that are new."""
         assert self.deal is not None
         self._take_part(members)
         return self.deal.let_in(members)

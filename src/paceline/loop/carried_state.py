@@ -53,7 +53,6 @@ class CarriedState:
         self._prepared = {_name(one): one for one in _outermost(self._optimizer)}
 
     def state(self, progress: RunProgress | None) -> dict[str, Any]:
-        """For `take`."""
         followed, own = self._look()
         return {
             "class": _name(self._optimizer),

@@ -28,7 +28,6 @@ class DeviceReplica(AttachedReplica):
         ready: Callable[[torch.Tensor], None] | None = None,
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """As in `ProgramSide`, at a copy."""
         super().gradient(at if at is self._own else self.copy(at), version, ready, finish)
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -51,7 +51,6 @@ class HiddenGradients:
         self._kept: dict[torch.Tensor, torch.Tensor | None] = {}
 
     def hide(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Removes these parameters' gradients until `show`."""
         self._kept = {p: p.grad for p in parameters}
         for parameter in self._kept:
             parameter.grad = None

@@ -15,7 +15,6 @@ class NewCounts:
         self._before = NO_COUNTS
 
     def take(self) -> tuple[int, int, int, int, int, int, int, float, float]:
-        """Since this was called last."""
         counts, before = self._counts, self._before
         partner, partner_s = counts.partner, counts.partner_s
         counts.partner, counts.partner_s = 0, 0.0

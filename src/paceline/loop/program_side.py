@@ -103,7 +103,6 @@ class ProgramSide(BaseReplica):
         return self._phase in (Phase.IDLE, Phase.AHEAD)
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1; the loop decides how many."""
         while not self._ended:
             self._phase = Phase.IDLE
             self._program.wait()
@@ -149,7 +148,6 @@ class ProgramSide(BaseReplica):
             self._gradient.wait_for(pending)
 
     def _begin_gradient(self, at: torch.Tensor) -> None:
-        """Begins the step whose gradient the program requests at `at` (P,)."""
         self._waited_within_s = 0.0
         if at is not self.binding.rests_on:
             self.binding.bind(at)
@@ -198,7 +196,6 @@ class ProgramSide(BaseReplica):
     # During backward, for `BucketedGradient`
 
     def call_after_backward(self, end: Callable[[], None]) -> None:
-        """Calls `end` at the end of the present backward pass."""
         call_after_backward(end)
 
     @property
@@ -376,7 +373,6 @@ class ProgramSide(BaseReplica):
 
     @property
     def _work_s(self) -> float:
-        """The step's time without its waits."""
         return super()._work_s - self._waited_within_s
 
     def _make_accruals(self) -> Accruals:

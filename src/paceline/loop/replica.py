@@ -156,7 +156,6 @@ class AttachedReplica(ProgramSide):
         self._batches = OwnBatches(model, self.binding.parameters, self._called, inputs)
 
     def takes_batches(self) -> None:
-        """The loop uses `worker.batches` from now on."""
         if self._batches.touched:
             self._weigh()
         self._batches.close()
@@ -197,12 +196,10 @@ class AttachedReplica(ProgramSide):
 
     @property
     def is_applying(self) -> bool:
-        """Whether the optimizer is in the middle of its step."""
         return self._phase is Phase.APPLY
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step has begun that is not over."""
         return self._rounds is not None and self.step > self._rounds.num_ended
 
     def report(self, loss: float, samples: int | None = None) -> int:
@@ -226,7 +223,6 @@ class AttachedReplica(ProgramSide):
         self._progress = progress
 
     def raise_if_stopped(self, cause: Exception | None = None) -> None:
-        """Raises `RunStopped` where the run is over."""
         if self._stopped():
             raise RunStopped("the run was stopped") from cause
 

@@ -45,12 +45,10 @@ class RunProgress:
 
     @property
     def steps(self) -> float:
-        """Of all workers."""
         return self._of_all(0, self._steps)
 
     @property
     def samples(self) -> int:
-        """Of all workers."""
         return round(self._of_all(1, self._samples))
 
     def _of_all(self, kind: int, counted: float) -> float:

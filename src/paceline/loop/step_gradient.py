@@ -155,7 +155,6 @@ class BucketedGradient(ParameterGradient):
         return self.vector
 
     def wait_for(self, pending: PendingGradients) -> None:
-        """Hands out gradients only after other workers have added theirs."""
         numbers = {parameter: index for index, parameter in enumerate(self._binding.parameters)}
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
@@ -196,7 +195,6 @@ class BucketedGradient(ParameterGradient):
         return True
 
     def _on_gradient(self, index: int) -> None:
-        """Backward has added to a parameter's gradient."""
         if self._end_of_pass() is None and not self._begin_pass():
             return
         if self._pending is None or not self._pending.is_pending(self._binding.parameters[index]):

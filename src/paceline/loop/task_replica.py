@@ -73,7 +73,6 @@ class TaskReplica(BaseReplica):
 
     @property
     def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
         if self._missing is None:
             self._missing = self._buckets.missing if self._buckets else self.binding.missing_gradients()
         return self._missing
@@ -123,7 +122,6 @@ class TaskReplica(BaseReplica):
         self._takes_tables = True
 
     def put(self, rows: Rows, g: torch.Tensor) -> None:
-        """After `take_tables`: the gradient becomes `g` (count,), of these rows."""
         self._rows, self._selected = rows, g
         if self._is_plain_sgd:  # which steps with the parameters' own
             self.binding.scatter_rows(rows, g)
@@ -133,7 +131,6 @@ class TaskReplica(BaseReplica):
             parameter.grad = gradient
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1, until the source ends or the run is stopped."""
         while not self._stopped():
             started_s = self._now_s()
             if (batch := self._batches.next()) is None:
@@ -202,7 +199,6 @@ class TaskReplica(BaseReplica):
         self._buckets.complete(index)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
         begun_s = self._now_s()
         if self._in_own and not self._is_plain_sgd:
             self._in_own = False
@@ -263,14 +259,12 @@ class TaskReplica(BaseReplica):
             self._flat.expect(num_parameters)
 
     def carries_all(self) -> bool:
-        """Whether newcomers can have all that this replica has."""
         return True
 
     def for_newcomers(self) -> dict[str, Any]:
         return {"optimizer": state_for_checkpoints(self.optimizer), **self._counts_for_newcomers()}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Takes part from now on, with what another worker's replica has `for_newcomers`."""
         self._take_counts(given)
         self.expect_state(len(given["optimizer"]["param_groups"][0]["params"]))
         load_with_own_settings(self.optimizer, given["optimizer"])

@@ -41,7 +41,6 @@ class MemoryBoard:
             self._table[self._worker_id, place] = number
 
     def rows(self) -> list[list[int]] | None:
-        """All rows; None as long as one is incomplete."""
         rows: list[list[int]] = self._table.tolist()
         return rows if all(row[-1] for row in rows) else None
 

@@ -32,7 +32,6 @@ class Heir:
             self._watcher.start()
 
     def close(self) -> None:
-        """Ends the watch, before the workers leave the run."""
         self._end.set()
         if self._watcher.ident is not None:
             self._watcher.join()

@@ -113,7 +113,6 @@ class LaunchedRun:
         return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copies worker 0's tensors to every worker, through host memory."""
         for tensor in tensors:
             self._become_worker_0s(tensor, tensor.nbytes)
 

@@ -138,13 +138,11 @@ class SimulatedMailbox:
         return waiter.item
 
     def serve(self, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]) -> Program:
-        """Calls `handle` for incoming items from now on, as `Concurrency.serve` says."""
         service = _Service(self, kinds, handle)
         service.program = self._scheduler.start_serving(self._worker_id, service.go_on)
         return service.program
 
     def peers(self) -> Set[int]:
-        """The workers that can be reached, as far as this worker knows."""
         return self._peers
 
     def arrive(self, item: Event) -> Program | None:

@@ -107,7 +107,6 @@ class SimulatedSlots:
         return View(slot, -1, self._vectors[slot])
 
     def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the head if `after` still is the head."""
         self._caller().atomic()
         if self.head.version != after.version:
             return False
@@ -155,7 +154,6 @@ class NoVector(torch.Tensor):
         return tuple(self.coded(1 / chunks) for _ in range(chunks))
 
     def standing_for(self, num_bytes: int) -> NoVector:
-        """A stand-in for a vector of `num_bytes`."""
         return NoVector(num_bytes)
 
     def coded(self, share: float) -> NoVector:
@@ -221,7 +219,6 @@ class ReplicatedState:
         return self.workers[core.worker_id]
 
     def lose(self, worker_id: int) -> None:
-        """Excludes a dead worker's vector from now on."""
         self._lost.add(worker_id)
 
     def come_back(self, worker_id: int) -> None:

@@ -167,7 +167,6 @@ class Network:
                 self.tell_gone(peer, worker)
 
     def departed(self) -> list[PeerLeft]:
-        """Workers that are gone, for a new worker."""
         return [self._left(worker, why) for worker, (why, _) in self._gone.items()]
 
     def replace(self, worker: int, incarnation: int) -> None:

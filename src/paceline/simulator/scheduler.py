@@ -117,7 +117,6 @@ class Scheduler:
         self._let_others_run()
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
-        """Resumes a waiting program `after_s` from now."""
         self.call_at(self.now_s + after_s, program)
 
     def call_at(self, at_s: float, what: Event) -> None:
@@ -288,7 +287,6 @@ class Scheduler:
                 self.on_resume(program.worker_id)
 
     def _switch(self) -> None:
-        """Runs others until this program resumes."""
         what = self._next_event()
         if what is self.current:
             return

@@ -112,7 +112,6 @@ class ServedState:
         return shard
 
     def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Also averages the model's buffers, which all workers write."""
         for name, buffer in buffers.items():
             self.average_buffers[name] = buffer.to(sum_type(buffer.dtype), copy=True)
             self.shards[0].buffers.append((buffer, self.average_buffers[name]))

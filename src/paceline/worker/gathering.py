@@ -101,7 +101,6 @@ class Gathering:
         return self._num_answered[worker.worker_id, worker.incarnation]
 
     def hear(self, worker: WorkerState, message: Contribution | Entered | Left) -> None:
-        """Takes a worker's part, or notes that it takes part from now on, or has left."""
         self._note_replacement(worker)
         match message:
             case Contribution(epoch=epoch):

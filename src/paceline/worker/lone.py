@@ -119,7 +119,6 @@ class _Samples:
         self._reported: int | None = None  # samples of its present step
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
-        """Counts the loader's batches."""
         # Not a generator, which would make the loader's iterator only at its first batch.
         return map(self._hand_out, iter(loader), _sizes(loader))
 
@@ -151,7 +150,6 @@ class _Samples:
         return sum(map(_VERSION, self._parameters))
 
     def tell(self, samples: int) -> None:
-        """Sets how many samples the present step has, as the loop reports."""
         if not self._is_hooked:
             self._look_for_step()
         if self._own is not None:

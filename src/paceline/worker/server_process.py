@@ -61,7 +61,6 @@ class ServerMain:
     snapshots: Path | None  # folder for snapshots, from which a successor resumes; None: there will be none
 
     def __call__(self) -> None:
-        """Serves until all workers have ended."""
         environment = current_environment()
         assert isinstance(environment, SupervisedEnvironment)
         connection = environment.supervisor
@@ -199,7 +198,6 @@ class ServerStorage:
         return self._shared.begin + begin, self._shared.begin + end
 
     def restore(self) -> dict[str, Any] | None:
-        """The state that `begin` found."""
         return self._restored
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
@@ -219,7 +217,6 @@ class ServerStorage:
         self._written = self._writer.submit(self._write_behind, state())
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        """Writes this server's part of a checkpoint."""
         if self._folder is not None:
             now = state()
             kept = {"range": self._range, "x": now["x"], "version": now["version"], "rule": now["rule"]}
@@ -229,7 +226,6 @@ class ServerStorage:
                 self._tell(NotSaved(str(error), number))
 
     def close(self) -> None:
-        """Ends the writing thread."""
         self._writer.shutdown()
         if self._failed:
             self._tell_failure()

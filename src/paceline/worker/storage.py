@@ -56,7 +56,6 @@ class WorkerStorage:
         self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
-        """The program's state from the checkpoint."""
         if self._resume is None:
             return None
         return checkpoint.load_program(self._resume, self._worker_id, makes_same_updates=self._makes_same_updates)

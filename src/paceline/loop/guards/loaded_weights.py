@@ -60,7 +60,6 @@ class Places(Guard):
         return {one: other for one, other in found if one is not None and other is not None and other is not one}
 
     def write_back(self) -> None:
-        """Copies the parameters' values to their replacements."""
         for parameter, other in self.others().items():
             other.data.copy_(parameter.data)
 
@@ -87,7 +86,6 @@ class Loads(Guard):
         return bool(self._loaded)
 
     def forget(self) -> None:
-        """Forgets the loaded values after a step."""
         self._loaded.clear()
 
     def close(self) -> None:

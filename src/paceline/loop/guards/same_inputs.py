@@ -34,7 +34,6 @@ class SameInputs:
         self._looks = True
 
     def call(self, args: Iterable[Any]) -> None:
-        """The model, or a part of it, is called for this step."""
         if len(self._told) >= WATCHED_STEPS or self._num_calls >= _MOST_CALLS:
             return
         for number, tensor in enumerate(_tensors_in(args)):

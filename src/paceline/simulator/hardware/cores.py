@@ -46,7 +46,6 @@ class _Warmth:
         self.owed_s = 0.0
 
     def leave(self, now_s: float) -> None:
-        """The program sleeps or waits from now on."""
         self.left_s = now_s
 
     def longer_s(self, now_s: float, alone_s: float, cold: Cold) -> float:

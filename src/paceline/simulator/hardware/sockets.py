@@ -67,7 +67,6 @@ class Sockets:
 
     @property
     def num_used(self) -> int:
-        """The number of sockets on which workers run."""
         return self.used or self.count
 
     def places(self, num_workers: int, *, pin: bool = False) -> list[Place]:

@@ -117,7 +117,6 @@ class WorkerMemory:
         self.ports = replace(self.ports, mailbox=mailbox, concurrency=peers.concurrency, incarnation=incarnation)
 
     def base_arguments(self) -> dict[str, Any]:
-        """Arguments for `BaseReplica`."""
         needs, peers = self.algorithm.needs, self.peers
         others: list[Any] = [peers.mailbox, peers.concurrency] if peers is not None else []
         others += [self.mates.mailbox] if self.mates is not None else []
@@ -157,7 +156,6 @@ class WorkerMemory:
         return mean
 
     def close_peers(self) -> None:
-        """Says goodbye to the other workers."""
         if self.mates is not None:
             self.mates.close()
         if self.peers is not None:
