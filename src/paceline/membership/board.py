@@ -5,26 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from paceline.errors import WorkerLostError
 
 
-class Board(Protocol):
-    """A row of nonzero numbers for each worker."""
-
-    def put(self, numbers: Sequence[int]) -> None:
-        """Writes this worker's row."""
-
-    def rows(self) -> list[list[int]] | None:
-        """All rows by worker; None as long as one is missing, or if the store is gone."""
-        ...
-
-
 class MemoryBoard:
-    """A board in shared memory."""
+    """A row of nonzero numbers for each worker, in shared memory."""
 
     def __init__(self, table: torch.Tensor, worker_id: int) -> None:
         self._table = table
@@ -41,6 +30,7 @@ class MemoryBoard:
             self._table[self._worker_id, place] = number
 
     def rows(self) -> list[list[int]] | None:
+        """All rows by worker; None as long as one is incomplete."""
         rows: list[list[int]] = self._table.tolist()
         return rows if all(row[-1] for row in rows) else None
 
@@ -74,3 +64,6 @@ class StoreBoard:
         except (WorkerLostError, ValueError, RecursionError):
             return None
         return rows if all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows) else None
+
+
+Board = MemoryBoard | StoreBoard
