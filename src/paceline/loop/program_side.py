@@ -250,12 +250,7 @@ class ProgramSide(BaseReplica):
         return weighed - before
 
     def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
-        """Computes another gradient of the step under way; returns the loss.
-
-        Args:
-            closure: computes it.
-            average: averages it over all workers, unless `backward` has done so.
-        """
+        """Computes another gradient of the step under way; `average` averages it, unless `backward` has; returns the loss."""
         before, self._phase = self._phase, Phase.GRADIENT
         self._gradient.begin(self.ranges if self.repeats else None)
         self._batches.forget()

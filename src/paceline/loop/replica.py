@@ -29,14 +29,7 @@ _NAN = math.nan
 
 
 class AttachedReplica(ProgramSide):
-    """The loop's side of a replica: passes on to the program what the loop does.
-
-    Args:
-        optimizer: the user's, or several as one.
-        alone: this is the run's only worker.
-        lockstep: whether workers go through rounds together, so that none may leave one out.
-        base: as for `BaseReplica`.
-    """
+    """The loop's side of a replica: passes on to the program what the loop does."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
@@ -44,7 +37,7 @@ class AttachedReplica(ProgramSide):
         super().__init__(optimizer, alone=alone, **base)
         self.step_hooks = StepHooks(self)  # to register with the loop's optimizers
         self.batches_of_step: list[int] = []  # numbers of the batches that the loop has had in this step
-        self._in_rounds = lockstep and not alone
+        self._in_rounds = lockstep and not alone  # no worker may leave one out
         self._hidden = HiddenGradients()
         self._rates: list[tuple[dict[str, Any], Any]] = []  # of the step's groups, before they were scaled
         self._batch_samples = 0  # of the last batch, with which a loop may step once or again

@@ -127,13 +127,7 @@ class Backward(Protocol):
 
 
 class BucketedGradient(ParameterGradient):
-    """A gradient that is handed out in buckets during backward; the parameters then hold the result.
-
-    Args:
-        bucket_bytes: least size of a bucket.
-        backward: the replica.
-        pending: gradients that other workers complete; None: there are none.
-    """
+    """A gradient that is handed out in buckets during backward; the parameters then hold the result."""
 
     def __init__(
         self, binding: FlatBinding, bucket_bytes: int, backward: Backward, pending: PendingGradients | None

@@ -29,9 +29,6 @@ class TaskReplica(BaseReplica):
     Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
     as one tensor. Under plain SGD, backward's own tensors are used instead if the program does not ask for `g`. The results
     are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
-
-    Args:
-        base: as for `BaseReplica`.
     """
 
     def __init__(

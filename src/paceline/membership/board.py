@@ -36,14 +36,7 @@ class MemoryBoard:
 
 
 class StoreBoard:
-    """A board in a torch store or at a join point.
-
-    Args:
-        store: with `set`, `get` and `check`.
-        name: of this board.
-        worker_id: this worker, whose row `put` writes.
-        num_workers: how many rows there are.
-    """
+    """A board in a torch store or at a join point."""
 
     def __init__(self, store: Any, name: str, worker_id: int, num_workers: int) -> None:
         self._store = store

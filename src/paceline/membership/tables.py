@@ -39,11 +39,7 @@ class SharedTables:
 
 
 class StoredTables:
-    """Tables in a torch store or at a join point, without shared progress counts.
-
-    Args:
-        store: with `set`, `get` and `check`.
-    """
+    """Tables in a torch store or at a join point, without shared progress counts."""
 
     def __init__(self, store: Any, worker_id: int, num_workers: int) -> None:
         self.inputs: Board = StoreBoard(store, "inputs", worker_id, num_workers)

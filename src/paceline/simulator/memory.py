@@ -54,9 +54,6 @@ class SimulatedSlots:
     Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
     instant. Filling a claimed slot takes the time of `Replica.apply`; for a repeated attempt, the time that the program
     reports. A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
-
-    Args:
-        x: initial parameters (P,), the first slot's.
     """
 
     def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
@@ -197,7 +194,6 @@ class ReplicatedState:
     """The vectors of all workers, as an observer sees them.
 
     Args:
-        x: initial parameters (P,), copied for every worker.
         is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than one model that all share.
 
     Attributes:

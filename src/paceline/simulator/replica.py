@@ -201,11 +201,7 @@ class SimulatedReplica(_Overlapping, TaskReplica):
 
 
 class TimedReplica(_Overlapping):
-    """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
-
-    Args:
-        base: as for `BaseReplica`; `binding` may be anything.
-    """
+    """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors."""
 
     def __init__(
         self,

@@ -71,11 +71,7 @@ class Gatherer(Protocol):
     """A worker's side."""
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """The values of all workers that are still in their loops, in the order of their ids.
-
-        Args:
-            value: a number or a tensor.
-            call: the waiting call, for messages.
+        """The values (numbers or tensors) of all workers that are still in their loops, in the order of their ids.
 
         Raises:
             RunStopped: the run is being stopped.

@@ -154,11 +154,8 @@ class WorkerStorage:
     ) -> bool:
         """Writes the worker's part of a checkpoint; returns whether it succeeded.
 
-        Args:
-            number: of the checkpoint; None: the run's last one, which is tried again, as there will be no other.
-            state: of its loop.
-            own_model: its vector, if every worker has one.
-            parameters: makes the run's parameters, if this worker saves them.
+        The run's last checkpoint has no `number` and is tried again, as there will be no other. `own_model` is the worker's
+        vector, if every worker has one; `parameters` makes the run's, if this worker saves them.
         """
 
         def write(folder: Path) -> None:

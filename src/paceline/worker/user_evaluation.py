@@ -20,13 +20,9 @@ _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy',
 def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool) -> Evaluator:
     """Evaluates with the user's function, on a copy of `model` that is made now.
 
-    Args:
-        model: of the loop, not yet in shared memory.
-        evaluate: the user's.
-        needs_accuracy: whether figures without an accuracy are refused.
-
     Raises:
-        UsageError: the model cannot be copied; or, in an evaluation, `evaluate` returns neither an accuracy nor a loss.
+        UsageError: the model cannot be copied; or, in an evaluation, `evaluate` returns neither an accuracy nor a loss, or
+            no accuracy where one is needed.
     """
     try:
         own = copy.deepcopy(model)

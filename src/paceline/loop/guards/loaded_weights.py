@@ -122,14 +122,7 @@ class _OnLoad(HiddenHook):
 
 
 def left_weights(binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool) -> LeftWeights | None:
-    """The weights that a loop has put into its model after its last step; None: none.
-
-    Args:
-        binding: of its trained parameters.
-        places: where they and the buffers were.
-        loads: what was loaded.
-        has_changed: whether parameters are known to have changed otherwise.
-    """
+    """The weights that a loop has put into its model after its last step, or `has_changed` otherwise; None: none."""
     others = places.others()
     if not (has_changed or others or loads.any):
         return None
