@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PeerLostError
@@ -269,16 +270,14 @@ class _Service(_Receiver):
             scheduler.catch_up()
 
 
+@dataclass(eq=False, slots=True)
 class _Departures:
     """Holds messages whose sender is ahead of the clock; a `Box` of the scheduler's."""
 
-    __slots__ = ("_network",)
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    network: Network
 
     def arrive(self, item: Any) -> None:
-        self._network.send(*item)
+        self.network.send(*item)
 
 
 class _Others(Set[int]):
