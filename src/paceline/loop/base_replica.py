@@ -62,7 +62,7 @@ class BaseReplica:
         self.shares: RoundShares | None = None  # batches are dealt alike
         self.deal: RoundDeal | None = None
         self.given: dict[str, Any] | None = None
-        self._progress: RunProgress | None = None
+        self.progress: RunProgress | None = None  # of the whole run, told of every step
         self.before_meeting: Callable[[], None] | None = None
         self.lookups: Lookups | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
@@ -130,8 +130,8 @@ class BaseReplica:
         return self.deal.let_in(members)
 
     def _take_part(self, members: Sequence[int]) -> None:
-        if self._progress is not None:
-            self._progress.go_on_with(len(members))
+        if self.progress is not None:
+            self.progress.go_on_with(len(members))
 
     def _counts_for_newcomers(self) -> dict[str, Any]:
         """This replica's counts before its present step, which newcomers take part in."""

@@ -58,7 +58,7 @@ class CarriedState:
             "class": _name(self._optimizer),
             "optimizer": state_for_checkpoints(self._optimizer),
             "schedulers": None if followed else {_name(one): one.state_dict() for one in own},
-            "progress": progress.position if progress is not None else (0.0, 0.0),
+            "progress": tuple(progress.position) if progress is not None else (0.0, 0.0),
             "frozen": self._frozen.changed() if self._frozen is not None else {},
         }
 
@@ -69,7 +69,7 @@ class CarriedState:
             NotReplacedError: this loop has another optimizer or other schedulers.
         """
         if progress is not None:
-            progress.position = given["progress"]
+            progress.position = list(given["progress"])
         if given["class"] != _name(self._optimizer):
             raise NotReplacedError(Refusal.OPTIMIZER.why)
         try:

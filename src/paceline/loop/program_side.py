@@ -27,7 +27,7 @@ from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings, settings_of, state_of
 from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers, members_of
 from paceline.ports.ports import Collectives
-from paceline.ports.replica import Piece
+from paceline.ports.replica import OnBucket, OnEnd, Piece
 from paceline.records.accruals import Accruals, LateLosses
 from paceline.system.torch_internals import call_after_backward
 
@@ -111,13 +111,7 @@ class ProgramSide(BaseReplica):
 
     # The gradient
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Lets the loop run its forward and backward pass on `at` (P,).
 
         With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
@@ -349,19 +343,19 @@ class ProgramSide(BaseReplica):
         self._carried.prepare()
 
     def for_newcomers(self) -> dict[str, Any]:
-        return self._carried.state(self._progress) | self._counts_for_newcomers()
+        return self._carried.state(self.progress) | self._counts_for_newcomers()
 
     def enter(self, given: dict[str, Any]) -> None:
         self._take_counts(given)
-        self._carried.take(given, self._progress)
+        self._carried.take(given, self.progress)
 
     # The record, and the optimizer as data
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self.samples += 0 if self._told_samples else self._weighed
         self._weighed = 0
-        if self._progress is not None:
-            self._progress.add(self.samples, self.round_samples)
+        if self.progress is not None:
+            self.progress.add(self.samples, self.round_samples)
         self.round_samples = 0
         if self._append is not None:
             super()._record(applied_version, gradient_version, failed_publishes)

@@ -22,7 +22,6 @@ from paceline.loop.guards.same_inputs import SameInputs
 from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import DealtBatches, OwnBatches
 from paceline.loop.program_side import Phase, ProgramSide
-from paceline.loop.run_progress import RunProgress
 from paceline.optim.half_types import is_finite
 
 _NAN = math.nan
@@ -173,7 +172,7 @@ class AttachedReplica(ProgramSide):
         """The loop is about to compute, after `num_passes` backward passes if they are counted."""
         if self.awaited is not None:
             self.awaited.look(num_passes)
-            if self._phase is Phase.GRADIENT and not self.outside.were_loaded:
+            if self._phase is Phase.GRADIENT and not self.outside.loads.were_any:
                 self.awaited.check(has_batches=self._batches.are_dealt)
 
     def _weigh_anew(self) -> int:
@@ -210,10 +209,6 @@ class AttachedReplica(ProgramSide):
             return self.step
         self._records.settle(loss, samples)
         return self.step - (self._phase is Phase.GRADIENT)
-
-    def count_in(self, progress: RunProgress) -> None:
-        """Tells the run's progress of every step from now on."""
-        self._progress = progress
 
     def raise_if_stopped(self, cause: Exception | None = None) -> None:
         if self._stopped():

@@ -14,6 +14,7 @@ from paceline.loop.loss_scales import scale_of_pass
 from paceline.optim.flat import FlatBinding
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
+from paceline.ports.replica import OnBucket, OnEnd
 
 
 class ParameterGradient:
@@ -153,9 +154,9 @@ class BucketedGradient(ParameterGradient):
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
-    def hand_to(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+    def hand_to(self, ready: OnBucket, finish: OnEnd) -> None:
         """Sets the functions that receive each bucket, if there are any, and that run after the last one."""
-        self._ready, self._finish = ready or _no_bucket, finish
+        self._ready, self._finish = ready or (lambda bucket: None), finish
 
     def forget_program(self) -> None:
         self._ready = self._finish = None
@@ -246,10 +247,6 @@ class BucketedGradient(ParameterGradient):
         else:
             self._binding.bind_gradients(vector, missing)
         self._returned_version, self._returned_missing = vector._version, missing
-
-
-def _no_bucket(bucket: torch.Tensor) -> None:
-    """Gradients stay in the parameters."""
 
 
 def _over() -> Any:

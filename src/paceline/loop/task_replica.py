@@ -20,7 +20,7 @@ from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Selection
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
-from paceline.ports.replica import Piece
+from paceline.ports.replica import OnBucket, OnEnd, Piece
 
 
 class TaskReplica(BaseReplica):
@@ -137,13 +137,7 @@ class TaskReplica(BaseReplica):
             self._begin_step(started_s)
             yield self.step
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Computes the mean gradient over the batch at `at` (P,) into `g`.
 
         With `ready`, backward makes tensors of its own, which are copied into `g` bucket by bucket: that saves clearing `g`
