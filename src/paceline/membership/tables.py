@@ -21,21 +21,18 @@ class SharedTables:
     Attributes:
         inputs: where workers compare the first inputs to their models.
         progress: (workers, 2): steps and samples of each.
+        states: of the generators with which the workers started.
     """
 
     def __init__(self, find: Callable[[str], torch.Tensor], worker_id: int) -> None:
         self.inputs: Board = MemoryBoard(find(_FIRST_INPUTS), worker_id)
         self.progress: np.ndarray[Any, np.dtype[np.int64]] | None = find(_PROGRESS).numpy()
-        self._states = MemoryBoard(find(_RANDOM_STATES), worker_id)
+        self.states = MemoryBoard(find(_RANDOM_STATES), worker_id)
 
     def tell_random_states(self, states: Sequence[int]) -> None:
         """Writes this worker's states, unless its predecessor did: the others started along with the predecessor."""
-        if not self._states.is_written:
-            self._states.put([*(states or [0] * NUM_GENERATORS), 1])
-
-    def random_states(self) -> Sequence[Sequence[int]] | None:
-        """The generator states with which the workers started; None: some have not written theirs."""
-        return self._states.rows()
+        if not self.states.is_written:
+            self.states.put([*(states or [0] * NUM_GENERATORS), 1])
 
 
 class StoredTables:
@@ -44,16 +41,12 @@ class StoredTables:
     def __init__(self, store: Any, worker_id: int, num_workers: int) -> None:
         self.inputs: Board = StoreBoard(store, "inputs", worker_id, num_workers)
         self.progress: np.ndarray[Any, np.dtype[np.int64]] | None = None
-        self._states = StoreBoard(store, "random", worker_id, num_workers)
+        self.states = StoreBoard(store, "random", worker_id, num_workers)
 
     def tell_random_states(self, states: Sequence[int]) -> None:
         """Writes this worker's states, if there are any to compare."""
         if states:
-            self._states.put(states)
-
-    def random_states(self) -> Sequence[Sequence[int]] | None:
-        """The generator states with which the workers started; None: some are missing, or the store is gone."""
-        return self._states.rows()
+            self.states.put(states)
 
 
 Tables = SharedTables | StoredTables
