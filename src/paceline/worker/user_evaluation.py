@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.worker.evaluator import Evaluator
 
 Evaluate = Callable[[nn.Module], "float | Mapping[str, float]"]
@@ -63,13 +63,8 @@ def figures_of(returned: Any) -> dict[str, float | None]:
         try:
             found[name] = float(value) if value is not None else None
         except (TypeError, ValueError, RuntimeError):
-            raise UsageError(f"evaluate returned {_short(value)} as {name}: {_REMEDY}.") from None
+            raise UsageError(f"evaluate returned {shown(value)} as {name}: {_REMEDY}.") from None
     accuracy = found["accuracy"]
     if (accuracy is None and found["loss"] is None) or (accuracy is not None and not 0 <= accuracy <= 1):
-        raise UsageError(f"evaluate returned {_short(returned)}: {_REMEDY}; 0.95 is 95 %.")
+        raise UsageError(f"evaluate returned {shown(returned)}: {_REMEDY}; 0.95 is 95 %.")
     return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else f"{text[:57]}..."
