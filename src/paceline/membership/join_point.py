@@ -222,9 +222,8 @@ class JoinPoint:
             raise JoinPointLostError(self.address)
         with self._lock:
             if not self.lost:
-                with contextlib.suppress(
-                    ValueError, RecursionError, zmq.Again
-                ):  # Again: the join point has gone since the last question
+                # Again: the join point has gone since the last question.
+                with contextlib.suppress(ValueError, RecursionError, zmq.Again):
                     self._asker.send(json.dumps(question).encode(), zmq.DONTWAIT)
                     raw = self._answer_in_time()
                     if raw is not None and _is_plain(answer := json.loads(raw), kind):

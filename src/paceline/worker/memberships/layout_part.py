@@ -86,6 +86,5 @@ class Division(NamedTuple):
     """How a layout divides a model among workers."""
 
     spec: str  # of the layout, the same on all workers
-    part: Callable[
-        [nn.Module, int, int, int], LayoutPart
-    ]  # of a whole model, worker_id, num_workers, and the run's seed
+    #: Of a whole model, worker_id, num_workers, and the run's seed.
+    part: Callable[[nn.Module, int, int, int], LayoutPart]
