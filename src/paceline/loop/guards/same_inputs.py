@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.membership.board import Board
-from paceline.membership.tables import WATCHED_STEPS
+from paceline.membership.tables import WATCHED_STEPS, Board
 
 _MOST_CALLS = 16  # of a step that are looked at
 _MASK = (1 << 63) - 1
