@@ -6,13 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from paceline.data.batches import LoaderBatches

@@ -113,7 +113,6 @@ class RoundDeal:
             self._shares.claim(self.epoch, self._numbers, self._following(round)[0])
 
     def hand_out(self, round: int) -> None:
-        """Records that the loop got this round."""
         if round >= self._handed:
             self._handed, self._is_settled = round + 1, False
 
@@ -185,7 +184,6 @@ class RoundDeal:
         return {"sizes": sizes} | {name: value for name, value in vars(self).items() if name not in own}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Takes the state from another member's `let_in`."""
         if self._shares is not None:
             self._shares.take_over(given["sizes"])
         vars(self).update((name, value) for name, value in given.items() if name != "sizes")

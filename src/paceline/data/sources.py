@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ def _before(end: int) -> Callable[[int], bool]:
 
 def _claimed_at(address: int) -> Callable[[], int]:
     """Claims the next number of a counter that processes share."""
-    from paceline.memory.atomics import (
-        fetch_add,  # its compiled code takes a while to import; simulations do not need it
-    )
+    # Its compiled code takes a while to import; simulations do not need it.
+    from paceline.memory.atomics import fetch_add
 
     return lambda: fetch_add(address, 1)
 
@@ -119,7 +119,6 @@ class BatchClaims:
         return number
 
     def indices(self, number: int) -> torch.Tensor:
-        """Sample indices of a batch that was handed out, int64."""
         return self.plan.indices(number, self.shares)
 
     def size(self, number: int) -> int:
@@ -160,42 +159,40 @@ class BatchClaims:
         return own[index] if index < len(own) else ABSENT
 
 
+@dataclass(eq=False)
 class DatasetBatches:
     """Batches of a map-style data set: `(number, inputs, targets)`; `(-1, None, None)` in a round without a batch.
 
     A `TensorDataset` of inputs and targets is indexed as a whole; others are collated sample by sample.
-
-    Args:
-        on_epoch: called at this worker's first batch of an epoch, with the epoch and whether the batch is its first.
     """
 
-    def __init__(
-        self, dataset: Dataset[Any], claims: BatchClaims, on_epoch: Callable[[int, bool], None] | None = None
-    ) -> None:
-        self._dataset = dataset
-        self._claims = claims
-        self._on_epoch = on_epoch
-        self._epoch = -1
+    dataset: Dataset[Any]
+    claims: BatchClaims
+    #: Called at this worker's first batch of an epoch, with the epoch and whether the batch is its first.
+    on_epoch: Callable[[int, bool], None] | None = None
+
+    def __post_init__(self) -> None:
+        dataset, self._epoch = self.dataset, -1
         self._tensors = dataset.tensors if type(dataset) is TensorDataset and len(dataset.tensors) == 2 else None
 
     def next(self) -> tuple[int, Any, Any] | None:
-        number = self._claims.next()
+        number = self.claims.next()
         if number == END:
             return None
         if number == ABSENT:
             return (-1, None, None)
-        plan = self._claims.plan
+        plan = self.claims.plan
         epoch, index = divmod(number, plan.batches_per_epoch)
         if epoch > self._epoch:
-            if self._on_epoch is not None:
-                self._on_epoch(epoch, index == 0)
+            if self.on_epoch is not None:
+                self.on_epoch(epoch, index == 0)
             self._epoch = epoch
-        return (number, *self._load(self._claims.indices(number)))
+        return (number, *self._load(self.claims.indices(number)))
 
     def _load(self, indices: torch.Tensor) -> tuple[Any, Any]:
         if self._tensors is not None:
             inputs, targets = self._tensors
             return inputs.index_select(0, indices), targets.index_select(0, indices)
-        samples: Any = self._dataset
+        samples: Any = self.dataset
         inputs, targets = default_collate([samples[i] for i in indices.tolist()])
         return inputs, targets

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, MutableMapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.batches import LoaderBatches
@@ -60,7 +62,7 @@ class StreamBatches(LoaderBatches):
         return epoch
 
     def _read_anew(self) -> _Reader:
-        randomness = self._randomness(self._epoch) if self._randomness is not None else None
+        randomness = self._randomness(self._epoch) if self._randomness is not None else contextlib.nullcontext()
         return _Reader(self._open, randomness, self._num_compared, getattr(self.loader, "batch_size", None))
 
     def has(self, place: int) -> bool:
@@ -92,6 +94,7 @@ class StreamBatches(LoaderBatches):
         return again.digest == self._reader.digest
 
 
+@dataclass(eq=False)
 class _Reader:
     """One iteration.
 
@@ -99,18 +102,14 @@ class _Reader:
         num_read: number of batches read.
     """
 
-    def __init__(
-        self,
-        open_iterator: Callable[[], Iterator[Any]],
-        randomness: SeparateRandomness | None,
-        num_compared: int,
-        batch_size: int | None,
-    ) -> None:
+    open_iterator: Callable[[], Iterator[Any]]
+    randomness: AbstractContextManager[Any]
+    num_compared: int
+    batch_size: int | None
+
+    def __post_init__(self) -> None:
         self.num_read = self.digest = 0
         self.sizes: dict[int, int] = {}  # number of samples of the last batches, by place
-        self._open = open_iterator
-        self._randomness = randomness or contextlib.nullcontext()
-        self._num_compared, self._batch_size = num_compared, batch_size
         self._lock = threading.Lock()
         self._iterator: Iterator[Any] | None = None
         self._is_over = False
@@ -119,12 +118,12 @@ class _Reader:
     def read(self, end: int, keep_from: int) -> None:
         """Reads until `end` batches have been read, at least those compared, and keeps those from `keep_from` on."""
         with self._lock:
-            end = max(end, self._num_compared)
+            end = max(end, self.num_compared)
             if self.num_read >= end or self._is_over:
                 return
-            with self._randomness:
+            with self.randomness:
                 if self._iterator is None:
-                    self._iterator = self._open()
+                    self._iterator = self.open_iterator()
                 while self.num_read < end:
                     try:
                         batch = next(self._iterator)
@@ -132,9 +131,9 @@ class _Reader:
                         self._is_over, self._iterator = True, None
                         return
                     place, self.num_read = self.num_read, self.num_read + 1
-                    self.sizes[place] = samples_in(batch, self._batch_size)
+                    self.sizes[place] = samples_in(batch, self.batch_size)
                     self.sizes.pop(place - _KNOWN_SIZES, None)
-                    if place < self._num_compared:
+                    if place < self.num_compared:
                         self.digest = digest(batch, self.digest)
                     if place >= keep_from:
                         self._kept[place] = batch

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from paceline.data.round_deal import RoundDeal
-from paceline.loop.new_counts import NO_COUNTS, NewCounts
 from paceline.loop.run_progress import RunProgress
 from paceline.loop.slowness import Slowness
 from paceline.optim.flat import FlatBinding
@@ -29,6 +28,7 @@ from paceline.records.step_record import Recorder
 
 _UPDATE_TIME_SMOOTHING = 0.1
 _NO_GRADIENT = 0  # as a record's applied version
+_NO_COUNTS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)  # of a worker that communicates nothing
 
 
 class BaseReplica:
@@ -62,7 +62,7 @@ class BaseReplica:
         self.shares: RoundShares | None = None  # batches are dealt alike
         self.deal: RoundDeal | None = None
         self.given: dict[str, Any] | None = None
-        self._progress: RunProgress | None = None
+        self.progress: RunProgress | None = None  # of the whole run, told of every step
         self.before_meeting: Callable[[], None] | None = None
         self.lookups: Lookups | None = None
         self.without_batch: Callable[[], None] | None = None  # takes part in others' passes, if layers are sharded
@@ -70,7 +70,7 @@ class BaseReplica:
         self._accruals: Accruals | None = None
         self._waits, self._staleness = waits, staleness
         self._stopped, self._incarnation, self._bucket_bytes = stopped, incarnation, bucket_bytes
-        self._counts, self._rounds = (NewCounts(counts) if counts is not None else None), rounds
+        self._counts, self._rounds = (_NewCounts(counts) if counts is not None else None), rounds
         self._slowness = Slowness(slow, stopped) if slow > 1 else None
         self._private: torch.Tensor | None = None
         self.closure: bool | None = None
@@ -101,7 +101,6 @@ class BaseReplica:
         return {}
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        """Copies `x` (P,) into this worker's private vector and returns that."""
         begun_s = self._now_s()
         self._private = torch.empty_like(x) if self._private is None else self._private
         self._private.copy_(x)
@@ -126,14 +125,13 @@ class BaseReplica:
         self._take_part(members)
 
     def let_in(self, members: Sequence[int]) -> dict[str, Any]:
-        """These are the workers now; returns the deal for those that are new."""
         assert self.deal is not None
         self._take_part(members)
         return self.deal.let_in(members)
 
     def _take_part(self, members: Sequence[int]) -> None:
-        if self._progress is not None:
-            self._progress.go_on_with(len(members))
+        if self.progress is not None:
+            self.progress.go_on_with(len(members))
 
     def _counts_for_newcomers(self) -> dict[str, Any]:
         """This replica's counts before its present step, which newcomers take part in."""
@@ -193,7 +191,7 @@ class BaseReplica:
         waited_s = 0.0
         for wait in self._waits:
             waited_s += wait.waited_s
-        new = self._counts.take() if self._counts is not None else NO_COUNTS
+        new = self._counts.take() if self._counts is not None else _NO_COUNTS
         self._append(
             self.step,
             self.batch,
@@ -214,3 +212,24 @@ class BaseReplica:
             self._now_s(),
             self.loss,
         )
+
+
+class _NewCounts:
+    """What a worker has communicated since its last step's record: differences of counts that grow, and the longest wait."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts  # the worker's, of its whole life
+        self._before = _NO_COUNTS
+
+    def take(self) -> tuple[int, int, int, int, int, int, int, float, float]:
+        counts, before = self._counts, self._before
+        partner, partner_s = counts.partner, counts.partner_s
+        counts.partner, counts.partner_s = 0, 0.0
+        now = self._before = (
+            counts.messages, counts.sent_bytes, counts.averages, counts.peer_failures,
+            counts.coded_elements, counts.coded_bytes, counts.codec_s,
+        )  # fmt: skip
+        m, b, a, f = now[0] - before[0], now[1] - before[1], now[2] - before[2], now[3] - before[3]
+        if not now[4]:
+            return m, b, a, f, 0, 0, partner, 0.0, partner_s
+        return m, b, a, f, now[4] - before[4], now[5] - before[5], partner, now[6] - before[6], partner_s

@@ -130,7 +130,8 @@ class GradientBuckets:
         Raises:
             UsageError: it was complete before, so that its bucket may be outdated.
         """
-        if self._is_followed(index):
+        hook = self._hooks[index] if self._hooks else None
+        if hook is not None and next(reversed(hook.hooks_dict_ref())) != hook.id:
             self._has_followers = True
             return
         if self._num_out >= len(self._awaited):
@@ -155,12 +156,6 @@ class GradientBuckets:
                 if parameter.requires_grad:  # else the loop has frozen it
                     self._hooks[index].remove()
                     self._hooks[index] = self._hooked(index)
-
-    def _is_followed(self, index: int) -> bool:
-        if not self._hooks:
-            return False
-        hook = self._hooks[index]
-        return next(reversed(hook.hooks_dict_ref())) != hook.id
 
     def _hooked(self, index: int) -> Any:
         return self._parameters[index].register_post_accumulate_grad_hook(partial(self._tell, index))

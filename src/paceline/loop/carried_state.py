@@ -53,13 +53,12 @@ class CarriedState:
         self._prepared = {_name(one): one for one in _outermost(self._optimizer)}
 
     def state(self, progress: RunProgress | None) -> dict[str, Any]:
-        """For `take`."""
         followed, own = self._look()
         return {
             "class": _name(self._optimizer),
             "optimizer": state_for_checkpoints(self._optimizer),
             "schedulers": None if followed else {_name(one): one.state_dict() for one in own},
-            "progress": progress.position if progress is not None else (0.0, 0.0),
+            "progress": tuple(progress.position) if progress is not None else (0.0, 0.0),
             "frozen": self._frozen.changed() if self._frozen is not None else {},
         }
 
@@ -70,7 +69,7 @@ class CarriedState:
             NotReplacedError: this loop has another optimizer or other schedulers.
         """
         if progress is not None:
-            progress.position = given["progress"]
+            progress.position = list(given["progress"])
         if given["class"] != _name(self._optimizer):
             raise NotReplacedError(Refusal.OPTIMIZER.why)
         try:

@@ -98,7 +98,6 @@ class StepHooks:
         return (optimizer, self._closure, *args[2:]), kwargs
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The optimizer has stepped."""
         if self._nested:
             self._nested -= 1
             return
@@ -126,7 +125,6 @@ class StepHooks:
 
     @property
     def is_evaluating(self) -> bool:
-        """Whether a closure of the loop is running."""
         return self._closure is not None and self._closure.is_running
 
 

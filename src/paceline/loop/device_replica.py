@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from paceline.loop.replica import AttachedReplica
+from paceline.ports.replica import OnBucket, OnEnd
 
 
 class DeviceReplica(AttachedReplica):
@@ -21,14 +21,7 @@ class DeviceReplica(AttachedReplica):
         super().__init__(optimizer, **base)
         self._own = self._private = self.binding.zeros()
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
-        """As in `ProgramSide`, at a copy."""
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         super().gradient(at if at is self._own else self.copy(at), version, ready, finish)
 
     def prepare_step(self, optimizer: torch.optim.Optimizer) -> None:

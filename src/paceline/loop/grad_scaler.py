@@ -51,17 +51,12 @@ class HiddenGradients:
         self._kept: dict[torch.Tensor, torch.Tensor | None] = {}
 
     def hide(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Removes these parameters' gradients until `show`."""
         self._kept = {p: p.grad for p in parameters}
         for parameter in self._kept:
             parameter.grad = None
 
     def show(self, of: Iterable[torch.Tensor] | None) -> bool:
-        """Restores the gradients after the step; returns whether any were hidden.
-
-        Args:
-            of: only those of the optimizer that has stepped, if others have yet to; None: all.
-        """
+        """Restores all gradients, or those `of` an optimizer that steps before others; returns whether any were hidden."""
         for parameter in self._kept if of is None else self._kept.keys() & set(of):
             parameter.grad = self._kept[parameter]
         return bool(self._kept)

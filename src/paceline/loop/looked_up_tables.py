@@ -183,12 +183,8 @@ class LookedUpTables:
 
     def _forget_run(self) -> None:
         self.is_stepping: Callable[[], bool] = bool
-        self.raise_if_stopped: Callable[[Exception], None] = _do_nothing
-        self.on_change: Callable[[Ranges], None] = _do_nothing
-
-
-def _do_nothing(_: Any) -> None:
-    """Nothing."""
+        self.raise_if_stopped: Callable[[Exception], None] = lambda error: None
+        self.on_change: Callable[[Ranges], None] = lambda ranges: None
 
 
 def _is_harmless(function: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class OwnBatches(DealtBatches):
         self._backward = _Backward()
         self._parameters = parameters
         self._hooks: list[Any] = [
-            module.register_forward_pre_hook(_Call(self._called, is_whole=module is model), with_kwargs=True)
+            module.register_forward_pre_hook(HiddenHook(partial(self._called, module is model)), with_kwargs=True)
             for module in hookable(model)
         ]
         self._sees_passes = False
@@ -115,10 +116,11 @@ class OwnBatches(DealtBatches):
         self._before = self._pass = 0
         self._backward.came = False
 
-    def _called(self, args: Sequence[Any], kwargs: dict[str, Any], *, is_whole: bool) -> None:
-        if (
-            graph_task() >= 0
-        ):  # it recomputes what was checkpointed, which may have been called without gradients before
+    def _called(self, is_whole: bool, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        # What a compiler traces runs later, and without this.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if graph_task() >= 0:  # it recomputes what was checkpointed, which may have been called without gradients
             self._pass = self._pass or _first_length(args, kwargs)
             return
         if self._backward.came:
@@ -148,18 +150,3 @@ class _Backward:
 
     def __call__(self, parameter: torch.Tensor) -> None:
         self.came = True
-
-
-class _Call(HiddenHook):
-    """A hook before a module's forward pass."""
-
-    __slots__ = ("_called", "_is_whole")
-
-    def __init__(self, called: Callable[..., None], *, is_whole: bool) -> None:
-        self._called = called
-        self._is_whole = is_whole
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        # What a compiler traces runs later, and without this.
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._called(args, kwargs, is_whole=self._is_whole)

@@ -35,7 +35,6 @@ class Program:
         return self._greenlet.dead
 
     def end_by(self, error: type[Exception]) -> None:
-        """Raises an error where the program waits."""
         self._greenlet.throw(error)
 
     def kill(self) -> None:

@@ -27,7 +27,7 @@ from paceline.optim.rows import Rows
 from paceline.optim.settings import OptimizerSettings, settings_of, state_of
 from paceline.optim.several_optimizers import OneOptimizer, SeveralOptimizers, members_of
 from paceline.ports.ports import Collectives
-from paceline.ports.replica import Piece
+from paceline.ports.replica import OnBucket, OnEnd, Piece
 from paceline.records.accruals import Accruals, LateLosses
 from paceline.system.torch_internals import call_after_backward
 
@@ -103,7 +103,6 @@ class ProgramSide(BaseReplica):
         return self._phase in (Phase.IDLE, Phase.AHEAD)
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1; the loop decides how many."""
         while not self._ended:
             self._phase = Phase.IDLE
             self._program.wait()
@@ -112,13 +111,7 @@ class ProgramSide(BaseReplica):
 
     # The gradient
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Lets the loop run its forward and backward pass on `at` (P,).
 
         With `ready`, buckets are handed out during backward and `finish` is called at its end, from within the loop's call of
@@ -149,7 +142,6 @@ class ProgramSide(BaseReplica):
             self._gradient.wait_for(pending)
 
     def _begin_gradient(self, at: torch.Tensor) -> None:
-        """Begins the step whose gradient the program requests at `at` (P,)."""
         self._waited_within_s = 0.0
         if at is not self.binding.rests_on:
             self.binding.bind(at)
@@ -198,7 +190,6 @@ class ProgramSide(BaseReplica):
     # During backward, for `BucketedGradient`
 
     def call_after_backward(self, end: Callable[[], None]) -> None:
-        """Calls `end` at the end of the present backward pass."""
         call_after_backward(end)
 
     @property
@@ -253,12 +244,7 @@ class ProgramSide(BaseReplica):
         return weighed - before
 
     def evaluate(self, closure: Callable[[], Any], average: Callable[[], None]) -> Any:
-        """Computes another gradient of the step under way; returns the loss.
-
-        Args:
-            closure: computes it.
-            average: averages it over all workers, unless `backward` has done so.
-        """
+        """Computes another gradient of the step under way; `average` averages it, unless `backward` has; returns the loss."""
         before, self._phase = self._phase, Phase.GRADIENT
         self._gradient.begin(self.ranges if self.repeats else None)
         self._batches.forget()
@@ -357,26 +343,25 @@ class ProgramSide(BaseReplica):
         self._carried.prepare()
 
     def for_newcomers(self) -> dict[str, Any]:
-        return self._carried.state(self._progress) | self._counts_for_newcomers()
+        return self._carried.state(self.progress) | self._counts_for_newcomers()
 
     def enter(self, given: dict[str, Any]) -> None:
         self._take_counts(given)
-        self._carried.take(given, self._progress)
+        self._carried.take(given, self.progress)
 
     # The record, and the optimizer as data
 
     def _record(self, applied_version: int, gradient_version: int, failed_publishes: int) -> None:
         self.samples += 0 if self._told_samples else self._weighed
         self._weighed = 0
-        if self._progress is not None:
-            self._progress.add(self.samples, self.round_samples)
+        if self.progress is not None:
+            self.progress.add(self.samples, self.round_samples)
         self.round_samples = 0
         if self._append is not None:
             super()._record(applied_version, gradient_version, failed_publishes)
 
     @property
     def _work_s(self) -> float:
-        """The step's time without its waits."""
         return super()._work_s - self._waited_within_s
 
     def _make_accruals(self) -> Accruals:

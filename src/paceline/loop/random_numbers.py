@@ -63,11 +63,7 @@ def common_randomness(
 
     The first epoch begins with the current states; a state that differs between workers is derived from worker 0's. Later
     epochs begin with states derived from worker 0's and the epoch's number, independent of where the previous epoch ended.
-
-    Args:
-        device: the model's.
-        rows: the workers' digests of their states; None: all have the same.
-        own: this worker's digests.
+    `rows` are the workers' digests of their states; None: all have the same.
     """
     own = own or digests_of_states(device)
     of_worker_0 = (rows[0] if rows is not None else own)[:3]

@@ -22,21 +22,13 @@ from paceline.loop.guards.same_inputs import SameInputs
 from paceline.loop.loss_scales import watch_scales
 from paceline.loop.own_batches import DealtBatches, OwnBatches
 from paceline.loop.program_side import Phase, ProgramSide
-from paceline.loop.run_progress import RunProgress
 from paceline.optim.half_types import is_finite
 
 _NAN = math.nan
 
 
 class AttachedReplica(ProgramSide):
-    """The loop's side of a replica: passes on to the program what the loop does.
-
-    Args:
-        optimizer: the user's, or several as one.
-        alone: this is the run's only worker.
-        lockstep: whether workers go through rounds together, so that none may leave one out.
-        base: as for `BaseReplica`.
-    """
+    """The loop's side of a replica: passes on to the program what the loop does."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, *, alone: bool = False, lockstep: bool = False, **base: Any
@@ -44,7 +36,7 @@ class AttachedReplica(ProgramSide):
         super().__init__(optimizer, alone=alone, **base)
         self.step_hooks = StepHooks(self)  # to register with the loop's optimizers
         self.batches_of_step: list[int] = []  # numbers of the batches that the loop has had in this step
-        self._in_rounds = lockstep and not alone
+        self._in_rounds = lockstep and not alone  # no worker may leave one out
         self._hidden = HiddenGradients()
         self._rates: list[tuple[dict[str, Any], Any]] = []  # of the step's groups, before they were scaled
         self._batch_samples = 0  # of the last batch, with which a loop may step once or again
@@ -156,7 +148,6 @@ class AttachedReplica(ProgramSide):
         self._batches = OwnBatches(model, self.binding.parameters, self._called, inputs)
 
     def takes_batches(self) -> None:
-        """The loop uses `worker.batches` from now on."""
         if self._batches.touched:
             self._weigh()
         self._batches.close()
@@ -181,7 +172,7 @@ class AttachedReplica(ProgramSide):
         """The loop is about to compute, after `num_passes` backward passes if they are counted."""
         if self.awaited is not None:
             self.awaited.look(num_passes)
-            if self._phase is Phase.GRADIENT and not self.outside.were_loaded:
+            if self._phase is Phase.GRADIENT and not self.outside.loads.were_any:
                 self.awaited.check(has_batches=self._batches.are_dealt)
 
     def _weigh_anew(self) -> int:
@@ -197,12 +188,10 @@ class AttachedReplica(ProgramSide):
 
     @property
     def is_applying(self) -> bool:
-        """Whether the optimizer is in the middle of its step."""
         return self._phase is Phase.APPLY
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a step has begun that is not over."""
         return self._rounds is not None and self.step > self._rounds.num_ended
 
     def report(self, loss: float, samples: int | None = None) -> int:
@@ -221,12 +210,7 @@ class AttachedReplica(ProgramSide):
         self._records.settle(loss, samples)
         return self.step - (self._phase is Phase.GRADIENT)
 
-    def count_in(self, progress: RunProgress) -> None:
-        """Tells the run's progress of every step from now on."""
-        self._progress = progress
-
     def raise_if_stopped(self, cause: Exception | None = None) -> None:
-        """Raises `RunStopped` where the run is over."""
         if self._stopped():
             raise RunStopped("the run was stopped") from cause
 

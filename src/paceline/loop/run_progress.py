@@ -37,7 +37,8 @@ class RunProgress:
         # Steps and samples of this worker; a list, as reading NumPy's numbers costs ten times as much.
         self._own = [0, 0]
         self._row = self._sums[worker_id] if self._sums is not None else None
-        self._steps, self._samples = map(float, before)
+        #: Steps and samples of all workers in lockstep; a newcomer sets them to the others'.
+        self.position = list(map(float, before))
         self._rounds = self._batches = self._batch_samples = 0  # handed out since the last step
         self._per_batch = 0.0  # samples, of this worker's last step
         self._reached = 0  # batches of the run, as the number of this worker's last one tells
@@ -45,29 +46,19 @@ class RunProgress:
 
     @property
     def steps(self) -> float:
-        """Of all workers."""
-        return self._of_all(0, self._steps)
+        return self._of_all(0)
 
     @property
     def samples(self) -> int:
-        """Of all workers."""
-        return round(self._of_all(1, self._samples))
+        return round(self._of_all(1))
 
-    def _of_all(self, kind: int, counted: float) -> float:
+    def _of_all(self, kind: int) -> float:
+        counted = self.position[kind]
         if self._sums is not None:
             return counted + int(self._sums[:, kind].sum())
         if self._reached:
             return counted + self._reached * self._own[kind] / self._own_batches
         return counted
-
-    @property
-    def position(self) -> tuple[float, float]:
-        """Steps and samples of all workers in lockstep; a newcomer sets them to the others'."""
-        return self._steps, self._samples
-
-    @position.setter
-    def position(self, others: tuple[float, float]) -> None:
-        self._steps, self._samples = others
 
     def go_on_with(self, num_workers: int) -> None:
         """Rounds have this many workers from now on, because others have died or come."""
@@ -75,8 +66,8 @@ class RunProgress:
 
     def begin_at(self, batches: int, samples: int) -> None:
         """Sets the batches and samples before the checkpoint of a resumed run."""
-        if not self._steps:
-            self._steps, self._samples = float(batches), float(samples)
+        if not self.position[0]:
+            self.position = [float(batches), float(samples)]
 
     def hand_out_round(self, batches: int, samples: int) -> None:
         """All workers together get `batches` batches with `samples` samples; 0: unknown."""
@@ -98,8 +89,8 @@ class RunProgress:
         """
         if self._rounds:
             self._per_batch = own / self._rounds or self._per_batch
-            self._steps += self._batches / self._rounds
-            self._samples += together or self._batch_samples or self._batches * self._per_batch
+            self.position[0] += self._batches / self._rounds
+            self.position[1] += together or self._batch_samples or self._batches * self._per_batch
             self._rounds = self._batches = self._batch_samples = 0
         elif own:
             self._own[0] += 1
@@ -107,5 +98,5 @@ class RunProgress:
             if self._row is not None:
                 self._row += (1, own)
             if self._sums is None and not self._reached:
-                self._steps += self._num_workers
-                self._samples += together or self._num_workers * own
+                self.position[0] += self._num_workers
+                self.position[1] += together or self._num_workers * own

@@ -94,7 +94,6 @@ class OwnedPieces:
         self._binding.leave_out(missing)
 
     def release(self) -> None:
-        """Restores parameters and gradients."""
         for parameter, (data, grad) in zip(self._binding.parameters, self._before, strict=True):
             parameter.grad = None
             parameter.data, parameter.grad = data, grad

@@ -14,6 +14,7 @@ from paceline.loop.loss_scales import scale_of_pass
 from paceline.optim.flat import FlatBinding
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows
+from paceline.ports.replica import OnBucket, OnEnd
 
 
 class ParameterGradient:
@@ -127,13 +128,7 @@ class Backward(Protocol):
 
 
 class BucketedGradient(ParameterGradient):
-    """A gradient that is handed out in buckets during backward; the parameters then hold the result.
-
-    Args:
-        bucket_bytes: least size of a bucket.
-        backward: the replica.
-        pending: gradients that other workers complete; None: there are none.
-    """
+    """A gradient that is handed out in buckets during backward; the parameters then hold the result."""
 
     def __init__(
         self, binding: FlatBinding, bucket_bytes: int, backward: Backward, pending: PendingGradients | None
@@ -155,14 +150,13 @@ class BucketedGradient(ParameterGradient):
         return self.vector
 
     def wait_for(self, pending: PendingGradients) -> None:
-        """Hands out gradients only after other workers have added theirs."""
         numbers = {parameter: index for index, parameter in enumerate(self._binding.parameters)}
         self._pending = pending
         pending.completed.append(lambda parameter: self._complete(numbers[parameter]))
 
-    def hand_to(self, ready: Callable[[torch.Tensor], None] | None, finish: Callable[[], None] | None) -> None:
+    def hand_to(self, ready: OnBucket, finish: OnEnd) -> None:
         """Sets the functions that receive each bucket, if there are any, and that run after the last one."""
-        self._ready, self._finish = ready or _no_bucket, finish
+        self._ready, self._finish = ready or (lambda bucket: None), finish
 
     def forget_program(self) -> None:
         self._ready = self._finish = None
@@ -196,7 +190,6 @@ class BucketedGradient(ParameterGradient):
         return True
 
     def _on_gradient(self, index: int) -> None:
-        """Backward has added to a parameter's gradient."""
         if self._end_of_pass() is None and not self._begin_pass():
             return
         if self._pending is None or not self._pending.is_pending(self._binding.parameters[index]):
@@ -254,10 +247,6 @@ class BucketedGradient(ParameterGradient):
         else:
             self._binding.bind_gradients(vector, missing)
         self._returned_version, self._returned_missing = vector._version, missing
-
-
-def _no_bucket(bucket: torch.Tensor) -> None:
-    """Gradients stay in the parameters."""
 
 
 def _over() -> Any:

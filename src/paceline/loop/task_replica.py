@@ -20,7 +20,7 @@ from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Rows, Selection
 from paceline.optim.saved_state import load_with_own_settings, state_for_checkpoints
 from paceline.optim.settings import ELEMENTWISE, OptimizerSettings, is_plain_sgd, raw_step, scaled_step, settings_of
-from paceline.ports.replica import Piece
+from paceline.ports.replica import OnBucket, OnEnd, Piece
 
 
 class TaskReplica(BaseReplica):
@@ -29,9 +29,6 @@ class TaskReplica(BaseReplica):
     Gradients are views of one flat vector into which backward adds; elementwise optimizers hold that vector and the parameters
     as one tensor. Under plain SGD, backward's own tensors are used instead if the program does not ask for `g`. The results
     are bit-for-bit the same; this saves passes over memory and Python loops over parameters.
-
-    Args:
-        base: as for `BaseReplica`.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class TaskReplica(BaseReplica):
 
     @property
     def missing(self) -> Ranges:
-        """The parameters without a gradient: on this worker, until the program sets what all have agreed on."""
         if self._missing is None:
             self._missing = self._buckets.missing if self._buckets else self.binding.missing_gradients()
         return self._missing
@@ -123,7 +119,6 @@ class TaskReplica(BaseReplica):
         self._takes_tables = True
 
     def put(self, rows: Rows, g: torch.Tensor) -> None:
-        """After `take_tables`: the gradient becomes `g` (count,), of these rows."""
         self._rows, self._selected = rows, g
         if self._is_plain_sgd:  # which steps with the parameters' own
             self.binding.scatter_rows(rows, g)
@@ -133,7 +128,6 @@ class TaskReplica(BaseReplica):
             parameter.grad = gradient
 
     def steps(self) -> Iterator[int]:
-        """This worker's steps, from 1, until the source ends or the run is stopped."""
         while not self._stopped():
             started_s = self._now_s()
             if (batch := self._batches.next()) is None:
@@ -143,13 +137,7 @@ class TaskReplica(BaseReplica):
             self._begin_step(started_s)
             yield self.step
 
-    def gradient(
-        self,
-        at: torch.Tensor,
-        version: int,
-        ready: Callable[[torch.Tensor], None] | None = None,
-        finish: Callable[[], None] | None = None,
-    ) -> None:
+    def gradient(self, at: torch.Tensor, version: int, ready: OnBucket = None, finish: OnEnd = None) -> None:
         """Computes the mean gradient over the batch at `at` (P,) into `g`.
 
         With `ready`, backward makes tensors of its own, which are copied into `g` bucket by bucket: that saves clearing `g`
@@ -202,7 +190,6 @@ class TaskReplica(BaseReplica):
         self._buckets.complete(index)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        """Lets the optimizer take its one step on `to` (P,), a copy of `of` if given."""
         begun_s = self._now_s()
         if self._in_own and not self._is_plain_sgd:
             self._in_own = False
@@ -263,14 +250,12 @@ class TaskReplica(BaseReplica):
             self._flat.expect(num_parameters)
 
     def carries_all(self) -> bool:
-        """Whether newcomers can have all that this replica has."""
         return True
 
     def for_newcomers(self) -> dict[str, Any]:
         return {"optimizer": state_for_checkpoints(self.optimizer), **self._counts_for_newcomers()}
 
     def enter(self, given: dict[str, Any]) -> None:
-        """Takes part from now on, with what another worker's replica has `for_newcomers`."""
         self._take_counts(given)
         self.expect_state(len(given["optimizer"]["param_groups"][0]["params"]))
         load_with_own_settings(self.optimizer, given["optimizer"])

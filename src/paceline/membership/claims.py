@@ -19,9 +19,6 @@ class JoinedClaims(EpochClaims):
     belongs to worker n mod N, and the reachable workers share the batches of an unreachable one in the same way. A few
     batches per worker may be seen twice, because others had claimed them in the meantime. As always, a dying worker's claimed
     batches are lost; around a later death, workers may also skip a few batches that each left to another.
-
-    Args:
-        num_workers: N.
     """
 
     def __init__(

@@ -26,13 +26,11 @@ class CommonCalls:
         return self._since.keys()
 
     def leave(self, worker: int) -> None:
-        """A worker has died, or takes part no more."""
         self._left.add(worker)
         self._since.pop(worker, None)
         self._values.pop(worker, None)
 
     def replace(self, worker: int) -> None:
-        """Another process takes a dead worker's place."""
         self.leave(worker)
         self._left.remove(worker)
         self._replacements.add(worker)

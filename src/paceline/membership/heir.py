@@ -17,14 +17,11 @@ class Heir:
 
     Only a worker on the machine that has the address can hold it. The new store has what the old one had when this worker
     met the others, and the newest addresses of all. Counts are lost.
-
-    Args:
-        join_point: of this worker; it holds the address from then on.
-        addresses: returns the other workers' newest incarnations and addresses, by worker.
     """
 
     def __init__(self, join_point: JoinPoint, addresses: Callable[[], Mapping[int, tuple[int, str]]]) -> None:
-        self._join_point, self._addresses = join_point, addresses
+        self._join_point = join_point
+        self._addresses = addresses  # the other workers' newest incarnations and addresses, by worker
         self._end = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="join-point-heir", daemon=True)
         with contextlib.suppress(JoinPointLostError):
@@ -32,7 +29,6 @@ class Heir:
             self._watcher.start()
 
     def close(self) -> None:
-        """Ends the watch, before the workers leave the run."""
         self._end.set()
         if self._watcher.ident is not None:
             self._watcher.join()

@@ -163,7 +163,6 @@ class JoinPoint:
         return self.compare_set(name, "", wanted).decode()
 
     def agree_words(self, name: str, wanted: dict[str, str]) -> dict[str, str]:
-        """As `agree`, for several words by name."""
         with contextlib.suppress(ValueError, RecursionError):
             words = json.loads(self.agree(name, json.dumps(wanted)))
             if isinstance(words, dict) and all(isinstance(one, str) for one in words.values()):
@@ -192,7 +191,6 @@ class JoinPoint:
         return self._ask(str, "compare_set", key, expected, desired).encode()
 
     def values(self) -> dict[str, str]:
-        """All values of the store."""
         return self._ask(dict, "values")
 
     def hold(self, values: dict[str, str]) -> None:
@@ -224,9 +222,8 @@ class JoinPoint:
             raise JoinPointLostError(self.address)
         with self._lock:
             if not self.lost:
-                with contextlib.suppress(
-                    ValueError, RecursionError, zmq.Again
-                ):  # Again: the join point has gone since the last question
+                # Again: the join point has gone since the last question.
+                with contextlib.suppress(ValueError, RecursionError, zmq.Again):
                     self._asker.send(json.dumps(question).encode(), zmq.DONTWAIT)
                     raw = self._answer_in_time()
                     if raw is not None and _is_plain(answer := json.loads(raw), kind):

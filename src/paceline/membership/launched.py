@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from paceline.data.epoch_claims import StoredEpochClaims
 from paceline.errors import UsageError, WorkerLostError, name_workers
 from paceline.membership.environment import LaunchedEnvironment
-from paceline.membership.rendezvous import address_of, common_store, missing_keys, own_part, wait_for_readers
+from paceline.membership.rendezvous import common_store, missing_keys, own_part, wait_for_readers
 from paceline.membership.tables import StoredTables
 from paceline.optim.model_state import digest, from_bytes, to_bytes
 from paceline.optim.sharding import AxisShape
@@ -113,7 +112,6 @@ class LaunchedRun:
         return make_axes(axes, self._worker_id, self._num_workers, self.deadline_s + _GROUP_EXTRA_S, make)
 
     def start_from_worker_0(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Copies worker 0's tensors to every worker, through host memory."""
         for tensor in tensors:
             self._become_worker_0s(tensor, tensor.nbytes)
 
@@ -142,14 +140,6 @@ class LaunchedRun:
 
     def claims(self) -> StoredEpochClaims:
         return StoredEpochClaims(self.store)
-
-    def address(self) -> tuple[str | None, Path | None]:
-        """The address by which the others reach this worker, and the key file; neither is needed on one machine.
-
-        Raises:
-            UsageError: the workers are on several machines and have no key file.
-        """
-        return address_of(self.store, self._worker_id, self._num_workers, self.deadline_s)
 
     def close(self, *, failed: bool) -> None:
         """Leaves; worker 0, which may hold the store, stays until all have, or the deadline has passed.

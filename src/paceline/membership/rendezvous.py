@@ -36,9 +36,8 @@ def common_store(environment: LaunchedEnvironment, what: str = "call paceline.at
     holds_it = environment.worker_id == 0
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            _store = next(_dist.rendezvous("env://", environment.worker_id, environment.num_workers, timeout=timeout))[
-                0
-            ]
+            found = _dist.rendezvous("env://", environment.worker_id, environment.num_workers, timeout=timeout)
+            _store, *_ = next(found)
         else:
             _store = _dist.TCPStore(host, int(port), is_master=holds_it, timeout=timeout, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:

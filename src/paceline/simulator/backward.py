@@ -23,7 +23,6 @@ class AfterBackward:
         self._pending: list[tuple[greenlet, Callable[[], None]]] = []
 
     def call(self, what: Callable[[], None]) -> None:
-        """Calls `what` as soon as the current backward pass has returned."""
         self._pending.append((getcurrent(), what))
 
     def __enter__(self) -> Self:

@@ -158,7 +158,6 @@ class Cluster(ClusterFile):
 
     @property
     def compute(self) -> ComputeTime:
-        """The model of compute times."""
         return self.compute_s if isinstance(self.compute_s, ComputeTime) else Constant(time_s=self.compute_s)
 
     def slow(self, *, worker: int, factor: float) -> Cluster:
@@ -182,11 +181,9 @@ class Cluster(ClusterFile):
         return self.compute if times_s is None else Trace(times_s=times_s)
 
     def factor(self, worker: int) -> float:
-        """The factor on this worker's compute time."""
         return dict(self.slowness).get(worker, 1.0)
 
     def idle_of(self, worker: int) -> float:
-        """Seconds that this worker sleeps in every step."""
         return dict(self.idleness).get(worker, self.idle_s)
 
     @property

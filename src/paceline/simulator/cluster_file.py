@@ -27,15 +27,8 @@ from paceline.system import files
 from paceline.system.plain_files import read_table
 from paceline.system.toml_text import as_toml
 
-_LEFT_OUT = (
-    "slice_s",
-    "crowding",
-    "spin_s",
-    "cold_s",
-    "cold_factor",
-    "cooling_s",
-    "idle_s",
-)  # where they are the default: they say nothing, and older files lack them
+# Left out where they are the default: they say nothing, and older files lack them.
+_LEFT_OUT = ("slice_s", "crowding", "spin_s", "cold_s", "cold_factor", "cooling_s", "idle_s")
 _WORKER = "[0-9]{1,12}"
 _SOCKETS = tuple(field.name for field in dataclasses.fields(Sockets))
 

@@ -178,7 +178,6 @@ class SimulatedCollectives(CarriedOutTogether):
             self._barrier()
 
     def living(self) -> Sequence[int]:
-        """Waits for all members, and returns those that are alive."""
         if self._state.num_workers > 1:
             self._barrier()
             self.members = self._state.members

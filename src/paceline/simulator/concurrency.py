@@ -11,22 +11,20 @@ from paceline.simulator.program import Program
 from paceline.simulator.scheduler import Scheduler
 
 
+@dataclass(eq=False, slots=True)
 class SimulatedConcurrency:
     """Programs beside `work`; implements `Concurrency`. They run in parallel and slow each other only through locks.
 
     A further program ends with its worker's `work` at the latest.
     """
 
-    __slots__ = ("_worker_id", "scheduler", "waited_s", "wake_s")
-
-    def __init__(self, scheduler: Scheduler, worker_id: int, wake_s: float) -> None:
-        self.waited_s = 0.0  # seconds that `work` itself has waited for locks; the caller reads it and resets it to 0
-        self.scheduler = scheduler
-        self.wake_s = wake_s
-        self._worker_id = worker_id
+    scheduler: Scheduler
+    worker_id: int
+    wake_s: float
+    waited_s: float = 0.0  # seconds that `work` itself has waited for locks; the caller reads it and resets it to 0
 
     def start(self, program: Callable[[], None], name: str) -> SimulatedJoinable:
-        return SimulatedJoinable(self.scheduler, self.scheduler.start(self._worker_id, program, is_main=False), name)
+        return SimulatedJoinable(self.scheduler, self.scheduler.start(self.worker_id, program, is_main=False), name)
 
     def serve(
         self, mailbox: Mailbox, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None], name: str
@@ -58,6 +56,7 @@ class SimulatedJoinable:
             self.scheduler.wait(f"the end of its program '{self.name}'")
 
 
+@dataclass(eq=False, slots=True)
 class SimulatedLock:
     """Mutual exclusion; implements `Lock`. An uncontended lock costs nothing.
 
@@ -65,36 +64,33 @@ class SimulatedLock:
     a thread's lock, and the woken one waits again.
     """
 
-    __slots__ = ("_free_at_s", "_held", "_owner", "_waiting")
-
-    def __init__(self, owner: SimulatedConcurrency) -> None:
-        self._owner = owner
-        self._held = False
-        self._free_at_s = 0.0  # if the last holder was ahead of the clock
-        self._waiting: tuple[Program, ...] = ()
+    owner: SimulatedConcurrency
+    held: bool = False
+    free_at_s: float = 0.0  # if the last holder was ahead of the clock
+    waiting: tuple[Program, ...] = ()
 
     def __enter__(self) -> None:
-        scheduler = self._owner.scheduler
+        scheduler = self.owner.scheduler
         program, begun_s = scheduler.current, scheduler.now_s
-        if not self._held and self._free_at_s <= begun_s + program.ahead_s:
-            self._held = True
+        if not self.held and self.free_at_s <= begun_s + program.ahead_s:
+            self.held = True
             return
         scheduler.catch_up()
-        while self._held or self._free_at_s > scheduler.now_s:
-            if self._held:
-                self._waiting = (*self._waiting, program)
+        while self.held or self.free_at_s > scheduler.now_s:
+            if self.held:
+                self.waiting = (*self.waiting, program)
                 scheduler.wait("a lock of its own")
             else:
-                scheduler.sleep(self._free_at_s - scheduler.now_s + self._owner.wake_s)
-        self._held = True
+                scheduler.sleep(self.free_at_s - scheduler.now_s + self.owner.wake_s)
+        self.held = True
         if program.is_main:
-            self._owner.waited_s += scheduler.now_s - begun_s
+            self.owner.waited_s += scheduler.now_s - begun_s
 
     def __exit__(self, *exception: object) -> None:
-        scheduler = self._owner.scheduler
-        self._held = False
-        self._free_at_s = scheduler.now_s + scheduler.current.ahead_s
-        if self._waiting:
-            following, *others = self._waiting
-            self._waiting = tuple(others)
-            scheduler.wake(following, scheduler.current.ahead_s + self._owner.wake_s)
+        scheduler = self.owner.scheduler
+        self.held = False
+        self.free_at_s = scheduler.now_s + scheduler.current.ahead_s
+        if self.waiting:
+            following, *others = self.waiting
+            self.waiting = tuple(others)
+            scheduler.wake(following, scheduler.current.ahead_s + self.owner.wake_s)

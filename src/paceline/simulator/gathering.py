@@ -15,9 +15,8 @@ class SimulatedGathering:
         self._scheduler = scheduler
         self._what = what  # what a worker waits for, as an error says it
         self._calls = CommonCalls(range(num_workers))
-        self._answers: dict[
-            int, list[Any]
-        ] = {}  # until each worker has resumed: the first may come again before the last
+        # Until each worker has resumed: the first may come again before the last.
+        self._answers: dict[int, list[Any]] = {}
 
     def gather(self, worker_id: int, value: Any, epoch: int = 0) -> list[Any]:
         """The values of all workers that have not left, in worker order; `epoch`: that the worker's loop has reached."""

@@ -53,7 +53,6 @@ class Lives:
         self.restart: Callable[[int], object] | None = None
 
     def release(self) -> None:
-        """As `SimulatedMachine.release`."""
         vars(self).clear()
 
     def end(self, worker_id: int) -> None:
@@ -142,7 +141,6 @@ class Lives:
         self._network.welcome(worker_id)
 
     def start_again(self, worker_id: int, incarnation: int) -> None:
-        """Makes the replica of a worker's next incarnation, and starts its program."""
         assert self.restart is not None
         self._awaited.discard(worker_id)
         self.incarnations[worker_id] = incarnation

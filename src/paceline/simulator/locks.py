@@ -145,11 +145,11 @@ class SimulatedLocked:
 
     def __init__(self, state: LockedState, core: Core) -> None:
         self.x, self.advance = state.x, state.advance
-        self._state, self._core, self._lock = state, core, state.lock
+        self._state = state
         self.backoff: Callable[[int], float] | None = None
         self.waited_s = 0.0
-        self._reading = _SimulatedSide(self, write=False)
-        self._writing = _SimulatedSide(self, write=True)
+        self._reading = _SimulatedSide(self, state.lock, core, write=False)
+        self._writing = _SimulatedSide(self, state.lock, core, write=True)
 
     @property
     def version(self) -> int:
@@ -161,36 +161,31 @@ class SimulatedLocked:
     def writing(self) -> AbstractContextManager[None]:
         return self._writing
 
-    def take(self, *, write: bool) -> None:
-        """Acquires one side of the lock and accounts for the wait."""
-        lock, core = self._lock, self._core
-        core.atomic()
-        if lock.try_acquire(write=write):
-            return
-        begun_s = core.scheduler.now_s
-        if self.backoff is None:
-            lock.acquire(write=write)
-        else:
-            failures = 0
-            while True:
-                core.scheduler.sleep(self.backoff(failures))
-                core.atomic()
-                if lock.try_acquire(write=write):
-                    break
-                failures += 1
-        self.waited_s += core.scheduler.now_s - begun_s
-
-    def give(self, *, write: bool) -> None:
-        self._lock.release(write=write)
-
 
 @dataclass(eq=False, slots=True)
 class _SimulatedSide(AbstractContextManager[None]):
     vector: SimulatedLocked
+    lock: LockState
+    core: Core
     write: bool
 
     def __enter__(self) -> None:
-        self.vector.take(write=self.write)
+        vector, lock, core, write = self.vector, self.lock, self.core, self.write
+        core.atomic()
+        if lock.try_acquire(write=write):
+            return
+        begun_s = core.scheduler.now_s
+        if vector.backoff is None:
+            lock.acquire(write=write)
+        else:
+            failures = 0
+            while True:
+                core.scheduler.sleep(vector.backoff(failures))
+                core.atomic()
+                if lock.try_acquire(write=write):
+                    break
+                failures += 1
+        vector.waited_s += core.scheduler.now_s - begun_s
 
     def __exit__(self, *exception: object) -> None:
-        self.vector.give(write=self.write)
+        self.lock.release(write=self.write)

@@ -24,13 +24,14 @@ from paceline.simulator.hardware.cores import Cores, SharedCore
 from paceline.simulator.hardware.numa import SocketCore, SocketMachine
 from paceline.simulator.hardware.sockets import Placing
 from paceline.simulator.lives import Lives
+from paceline.simulator.locks import LockedState, LockState
 from paceline.simulator.loopback import LoopbackNetwork
 from paceline.simulator.mailbox import SimulatedMailbox
-from paceline.simulator.memory import SimulatedStalenessCounts
+from paceline.simulator.memory import ReplicatedState, SimulatedRacing, SimulatedSlots, SimulatedStalenessCounts
 from paceline.simulator.network import Network
 from paceline.simulator.network_collectives import CollectiveCosts, NetworkCollectives, NetworkCollectivesState
 from paceline.simulator.scheduler import Scheduler
-from paceline.simulator.shared_state import shared_state
+from paceline.simulator.served import ServedState
 from paceline.simulator.views import SimulatedViews
 from paceline.specs.bounds import check_simulation
 
@@ -111,9 +112,7 @@ class SimulatedMachine:
         else:
             self._network = Network(self.scheduler, cluster, self._num_server_programs)
         update_vectors = cluster.update_vectors if update_vectors is None else update_vectors
-        named = {"spin_s": self._spin_s, "is_gossip": is_gossip, "num_servers": self._num_servers}
-        own = needs, x.clone(), cluster, self.scheduler, self._caller
-        self.shared: Any = shared_state(*own, **named, update_vectors=update_vectors)
+        self.shared: Any = self._shared_state(x.clone(), is_gossip=is_gossip, update_vectors=update_vectors)
         self.lives = Lives(
             cluster,
             self.scheduler,
@@ -129,6 +128,24 @@ class SimulatedMachine:
         self._core_of: dict[int, Core] = {}
         self._counts: list[Counts] = []  # of all incarnations
         self._plan_faults()
+
+    def _shared_state(self, x: torch.Tensor, *, is_gossip: bool, update_vectors: float) -> Any:
+        """The state of the parameters for all workers, which owns the initial ones, `x` (P,)."""
+        needs, cluster = self.needs, self.cluster
+        match needs.kind:
+            case "racing":
+                return SimulatedRacing(x, self._caller)
+            case "slots":
+                return SimulatedSlots(x, self._caller)
+            case "locked":
+                is_shared = needs.lock == "rwlock"
+                lock = LockState(self.scheduler, cluster.wake_s, sharing=is_shared, spin_s=self._spin_s)
+                return LockedState(x, lock)
+            case "replicated":
+                return ReplicatedState(x, cluster.workers, is_mean=is_gossip)
+            case "served":
+                averaged, num_servers = needs.averaged, self._num_servers
+                return ServedState(x, cluster.workers, num_servers, averaged=averaged, update_vectors=update_vectors)
 
     def core(self, worker_id: int) -> Core:
         """A worker's core, on its own machine if the workers use the network; all incarnations share it."""

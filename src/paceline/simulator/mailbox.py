@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import PeerLostError
@@ -138,13 +139,11 @@ class SimulatedMailbox:
         return waiter.item
 
     def serve(self, kinds: tuple[str, ...], handle: Callable[[Event | None], float | None]) -> Program:
-        """Calls `handle` for incoming items from now on, as `Concurrency.serve` says."""
         service = _Service(self, kinds, handle)
         service.program = self._scheduler.start_serving(self._worker_id, service.go_on)
         return service.program
 
     def peers(self) -> Set[int]:
-        """The workers that can be reached, as far as this worker knows."""
         return self._peers
 
     def arrive(self, item: Event) -> Program | None:
@@ -271,16 +270,14 @@ class _Service(_Receiver):
             scheduler.catch_up()
 
 
+@dataclass(eq=False, slots=True)
 class _Departures:
     """Holds messages whose sender is ahead of the clock; a `Box` of the scheduler's."""
 
-    __slots__ = ("_network",)
-
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    network: Network
 
     def arrive(self, item: Any) -> None:
-        self._network.send(*item)
+        self.network.send(*item)
 
 
 class _Others(Set[int]):

@@ -54,9 +54,6 @@ class SimulatedSlots:
     Modelled: an atomic operation for each of `latest`, `claim` and `publish`; the compare-and-swap is exact at its
     instant. Filling a claimed slot takes the time of `Replica.apply`; for a repeated attempt, the time that the program
     reports. A slot is free if it has no owner and no readers and is not the head; the lowest free slot is claimed first.
-
-    Args:
-        x: initial parameters (P,), the first slot's.
     """
 
     def __init__(self, x: torch.Tensor, caller: Callable[[], Core]) -> None:
@@ -107,7 +104,6 @@ class SimulatedSlots:
         return View(slot, -1, self._vectors[slot])
 
     def publish(self, new: View, after: View) -> bool:
-        """Makes `new` the head if `after` still is the head."""
         self._caller().atomic()
         if self.head.version != after.version:
             return False
@@ -155,7 +151,6 @@ class NoVector(torch.Tensor):
         return tuple(self.coded(1 / chunks) for _ in range(chunks))
 
     def standing_for(self, num_bytes: int) -> NoVector:
-        """A stand-in for a vector of `num_bytes`."""
         return NoVector(num_bytes)
 
     def coded(self, share: float) -> NoVector:
@@ -199,7 +194,6 @@ class ReplicatedState:
     """The vectors of all workers, as an observer sees them.
 
     Args:
-        x: initial parameters (P,), copied for every worker.
         is_mean: whether the run's parameters are the mean of all workers' (gossip) rather than one model that all share.
 
     Attributes:
@@ -221,7 +215,6 @@ class ReplicatedState:
         return self.workers[core.worker_id]
 
     def lose(self, worker_id: int) -> None:
-        """Excludes a dead worker's vector from now on."""
         self._lost.add(worker_id)
 
     def come_back(self, worker_id: int) -> None:

@@ -31,14 +31,10 @@ class Network:
     def __init__(self, scheduler: Scheduler, cluster: Cluster, num_servers: int) -> None:
         num_members = cluster.workers + num_servers
         self.boxes: dict[int, Box] = {}  # by worker; the caller fills it in
-        # For each worker, the workers that it has exchanged messages with or waited for.
-        self.contacts: list[set[int]] = [set() for _ in range(num_members)]
-        for server in range(
-            cluster.workers, num_members
-        ):  # which must hear of the death of one that has sent nothing yet
-            self.contacts[server].update(range(cluster.workers))
-        for worker in range(cluster.workers):
-            self.contacts[worker].update(range(cluster.workers, num_members))
+        # For each worker, the workers that it has exchanged messages with or waited for. Servers must hear of the death of a
+        # worker that has sent nothing yet.
+        workers, servers = range(cluster.workers), range(cluster.workers, num_members)
+        self.contacts = [*(set(servers) for _ in workers), *(set(workers) for _ in servers)]
         self.is_calm = True  # no worker is gone, asleep or cut off
         self._scheduler = scheduler
         self._latency_s = cluster.latency_s
@@ -167,7 +163,6 @@ class Network:
                 self.tell_gone(peer, worker)
 
     def departed(self) -> list[PeerLeft]:
-        """Workers that are gone, for a new worker."""
         return [self._left(worker, why) for worker, (why, _) in self._gone.items()]
 
     def replace(self, worker: int, incarnation: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -88,16 +88,16 @@ class CollectiveCosts:
         return Cost(number * self._latency_s + sending_s, sending_s, number, number * message_bytes)
 
 
+@dataclass(eq=False)
 class JoinedOperation:
     """One operation that all workers join."""
 
-    def __init__(self, num_workers: int) -> None:
-        self.given: list[Any] = [None] * num_workers
-        self.finish: Callable[[list[Any]], None] | None = None
-        self.arrived: set[int] = set()
-        self.done_s = math.inf
-        self.waiting: list[Program] = []
-        self.num_left = num_workers  # workers that have yet to wait for it
+    given: list[Any]
+    num_left: int  # workers that have yet to wait for it
+    finish: Callable[[list[Any]], None]
+    arrived: set[int] = field(default_factory=set)
+    done_s: float = math.inf
+    waiting: list[Program] = field(default_factory=list)
 
 
 class NetworkCollectivesState:
@@ -117,10 +117,10 @@ class NetworkCollectivesState:
         """A worker begins its operation of this number; the last worker completes it for all."""
         operation = self._operations.get(number)
         if operation is None:
-            operation = self._operations[number] = JoinedOperation(self.num_workers)
-        if operation.finish not in (None, finish):
+            nothing = [None] * self.num_workers
+            operation = self._operations[number] = JoinedOperation(nothing, self.num_workers, finish)
+        if operation.finish is not finish:
             self._refuse_other(number, operation, worker_id, finish)
-        operation.finish = finish
         operation.given[worker_id] = given
         operation.arrived.add(worker_id)
         if len(operation.arrived) < self.num_workers or self._cut:

@@ -19,11 +19,7 @@ class _Request(NamedTuple):
 
 
 class SimulatedNewcomers:
-    """Implements `Newcomers` for all workers of a machine.
-
-    Args:
-        num_started: how many replacements there have been.
-    """
+    """Implements `Newcomers` for all workers of a machine."""
 
     def __init__(self, scheduler: Scheduler, min_workers: int, num_started: Callable[[], int]) -> None:
         self._scheduler, self.min_workers = scheduler, min_workers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
-from greenlet import greenlet
+from greenlet import greenlet as Greenlet
 
 from paceline.errors import PacelineError
 
@@ -36,27 +37,24 @@ class ProgramError(PacelineError):
         self.cause = cause
 
 
+@dataclass(eq=False, slots=True)
 class Program:
     """One program of a worker, as the scheduler keeps it."""
 
-    __slots__ = (
-        "ahead_s", "greenlet", "here", "is_main", "joining", "over", "serve", "server", "waits_for", "worker_id",
-    )  # fmt: skip
-
-    def __init__(self, worker_id: int, *, is_main: bool, server: str = "") -> None:
-        self.worker_id = worker_id
-        self.server = server  # its name if it is not a worker's
-        self.is_main = is_main  # whether it is the worker's `work`, and not a further program
-        self.waits_for = ""  # an untimed wait: a lock, a barrier
-        self.joining: list[Program] = []
-        self.over = False
-        # Of a serving program: called each time it is woken; None: it has its own greenlet.
-        self.serve: Callable[[], None] | None = None
-        self.ahead_s = 0.0  # how far it is ahead of the clock since it resumed
-        self.greenlet: greenlet
-        # The greenlet that waits: the program's own, or one that it runs inside itself; None before the program has
-        # begun and after its end, and while a serving one is idle.
-        self.here: greenlet | None = None
+    worker_id: int
+    _: KW_ONLY
+    is_main: bool  # whether it is the worker's `work`, and not a further program
+    server: str = ""  # its name if it is not a worker's
+    waits_for: str = ""  # an untimed wait: a lock, a barrier
+    joining: list[Program] = field(default_factory=list)
+    over: bool = False
+    #: Of a serving program: called each time it is woken; None: it has its own greenlet.
+    serve: Callable[[], None] | None = None
+    ahead_s: float = 0.0  # how far it is ahead of the clock since it resumed
+    greenlet: Greenlet = field(init=False)
+    #: The greenlet that waits: the program's own, or one that it runs inside itself; None before the program has begun and
+    #: after its end, and while a serving one is idle.
+    here: Greenlet | None = None
 
     @property
     def name(self) -> str:

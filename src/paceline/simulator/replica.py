@@ -201,11 +201,7 @@ class SimulatedReplica(_Overlapping, TaskReplica):
 
 
 class TimedReplica(_Overlapping):
-    """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors.
-
-    Args:
-        base: as for `BaseReplica`; `binding` may be anything.
-    """
+    """A replica without model and data, for timing only: the same waits as `SimulatedReplica`, on empty tensors."""
 
     def __init__(
         self,
@@ -228,20 +224,15 @@ class TimedReplica(_Overlapping):
         self._leave_in([NoVector(size) for size in bucket_sizes], bucket_sizes)
 
     def steps(self) -> Iterator[int]:
-        scheduler = self._core.scheduler
-        while not self._stopped():
-            batch = self._batches.next()
-            if batch is None:
-                return
+        while (batch := self._batches.next()) is not None:
             self.batch, self.samples = batch
-            self._begin_step(scheduler.time_s())
+            self._begin_step(self._now_s())
             yield self.step
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        core, num_blocks = self._core, self._num_blocks
         begun_s = self._now_s()
-        for _ in range(num_blocks):
-            core.copy(num_blocks)
+        for _ in range(self._num_blocks):
+            self._core.copy(self._num_blocks)
         self._apply_s += self._now_s() - begun_s
         return x
 
@@ -252,12 +243,11 @@ class TimedReplica(_Overlapping):
         self._compute(ready, finish)
 
     def apply(self, to: torch.Tensor, scale: float = 1.0, of: torch.Tensor | None = None, weight: float = 1.0) -> None:
-        core, num_blocks = self._core, self._num_blocks
         begun_s = self._now_s()
         if of is not None and not self._is_plain_sgd:
-            core.copy()
-        for _ in range(num_blocks):
-            core.update(num_blocks)
+            self._core.copy()
+        for _ in range(self._num_blocks):
+            self._core.update(self._num_blocks)
         self._count_apply(begun_s)
 
     def apply_pieces(self, to: torch.Tensor, g: torch.Tensor, pieces: Sequence[Piece]) -> None:

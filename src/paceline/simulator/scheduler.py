@@ -67,7 +67,7 @@ class Scheduler:
         self._num_main = 0  # main programs that have not ended
         self._hub = getcurrent()
         self._idle_greenlets: list[greenlet] = []  # for serving programs, with nothing to do
-        self._ended = False
+        self.has_ended = False  # whether programs that are not over are being cut off
         self._cut = False
         self._runs_torch = runs_torch
         self._let_others_run = outside(self._switch_with_torch if runs_torch else self._switch)
@@ -83,7 +83,7 @@ class Scheduler:
         current = self.current
         at_s = self.now_s + (current.ahead_s + duration_s)
         current.ahead_s = 0.0
-        if self._ended:
+        if self.has_ended:
             raise GreenletExit
         instants = self._instants
         if not self._due and (not instants or at_s < instants[0]):
@@ -111,13 +111,12 @@ class Scheduler:
 
     def wait(self, what: str) -> None:
         """Waits until `wake` is called for this program; `what` appears in the error if that never happens."""
-        if self._ended:
+        if self.has_ended:
             raise GreenletExit
         self.current.waits_for = what
         self._let_others_run()
 
     def wake(self, program: Program, after_s: float = 0.0) -> None:
-        """Resumes a waiting program `after_s` from now."""
         self.call_at(self.now_s + after_s, program)
 
     def call_at(self, at_s: float, what: Event) -> None:
@@ -135,16 +134,11 @@ class Scheduler:
 
     def cut(self) -> None:
         """Ends the simulation at once; unlike `stop` it may be called at any point, for example by a signal handler."""
-        self._cut = self._ended = True
+        self._cut = self.has_ended = True
 
     def stop_at(self, at_s: float) -> None:
         """Ends the simulation at `at_s` if events remain; earlier deadlocks still count."""
         self.call_at(at_s, lambda: self.stop() if self._due or self._instants else None)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether programs that are not over are being cut off."""
-        return self._ended
 
     # What runs them
 
@@ -189,12 +183,12 @@ class Scheduler:
 
     def end_worker(self, worker_id: int) -> None:
         """Ends all programs of a worker where they are; only for functions given to `call_at`."""
-        ended, self._ended = self._ended, True  # a program that waits while it is being ended, ends there
+        ended, self.has_ended = self.has_ended, True  # a program that waits while it is being ended, ends there
         for program in self._by_worker.get(worker_id, ()):
             if not program.over:
                 self._throw(program)
                 self._finished(program)  # where it had not begun
-        self._ended = ended or self._cut or not self._num_main
+        self.has_ended = ended or self._cut or not self._num_main
 
     def run(self) -> None:
         """Runs until all main programs have ended, or `stop`.
@@ -210,15 +204,15 @@ class Scheduler:
                 program.greenlet.parent = self._hub
         try:
             what = self._next_event()
-            while what is not None and not self._ended:
+            while what is not None and not self.has_ended:
                 if isinstance(what, Program):
                     what = self._resume(what)
                 else:
                     what()
                     what = None
-                if what is None and not self._ended:
+                if what is None and not self.has_ended:
                     what = self._next_event()
-            if not self._ended and not all(program.over for program in self._programs):
+            if not self.has_ended and not all(program.over for program in self._programs):
                 raise DeadlockError(self._programs, self.now_s)
         finally:
             self._cut_off()
@@ -267,7 +261,7 @@ class Scheduler:
         if program.is_main:
             self._num_main -= 1
             if not self._num_main:
-                self._ended = True
+                self.has_ended = True
 
     def _call(self, program: Program) -> None:
         """Runs serving programs, one after the other; the body of an idle greenlet."""
@@ -288,7 +282,6 @@ class Scheduler:
                 self.on_resume(program.worker_id)
 
     def _switch(self) -> None:
-        """Runs others until this program resumes."""
         what = self._next_event()
         if what is self.current:
             return
@@ -322,7 +315,7 @@ class Scheduler:
             torch.set_grad_enabled(gradients)
 
     def _end(self) -> None:
-        self._ended = True
+        self.has_ended = True
 
     def _throw(self, program: Program) -> None:
         self.current = program
@@ -333,7 +326,7 @@ class Scheduler:
 
     def _cut_off(self) -> None:
         """Ends unfinished programs; a program that waits while it is being ended, ends there."""
-        self._ended = True
+        self.has_ended = True
         for program in self._programs:
             if not program.over:
                 self._throw(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,31 +15,26 @@ from paceline.ports.shared import shard_ranges
 from paceline.simulator.hardware.core import Core
 
 
+@dataclass(eq=False)
 class SimulatedShard:
     """A server's shard, or a lone worker's vector, whose replica charges the time; implements `ServedParameters`."""
 
-    def __init__(
-        self,
-        x: torch.Tensor,
-        ranges: tuple[tuple[int, int], ...],
-        average: torch.Tensor | None = None,
-        *,
-        update_vectors: float,  # vectors of the shard's size that one update moves
-    ) -> None:
-        self.x = x
-        self.ranges = ranges
-        self.average = average
-        self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.version = 0
+    x: torch.Tensor
+    ranges: tuple[tuple[int, int], ...]
+    update_vectors: float  # vectors of the shard's size that one update moves
+    average: torch.Tensor | None = None
+    buffers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    version: int = 0
+    chosen: dict[str, int] | None = None
+    core: Core | None = None  # takes an update's time; None: no charge here
+    on_update: Callable[[int], None] | None = None  # called with the version of each update
+
+    def __post_init__(self) -> None:
         self.counts = {"dropped": 0, "duplicate": 0, "incomplete": 0, "backups": 0, "malformed": 0, "held": 0}
-        self.chosen: dict[str, int] | None = None
-        self.core: Core | None = None  # takes an update's time; None: no charge here
-        self.on_update: Callable[[int], None] | None = None  # called with the version of each update
-        self._update_vectors = update_vectors
 
     def writing(self, part: float = 1.0) -> AbstractContextManager[None]:
         if self.core is not None:
-            self.core.move(part * self._update_vectors / len(self.ranges))
+            self.core.move(part * self.update_vectors / len(self.ranges))
         return EXCLUDES_NOBODY
 
     def advance(self) -> int:
@@ -63,13 +59,13 @@ class SimulatedShard:
         """Does nothing: no server dies here."""
 
 
+@dataclass(eq=False)
 class SimulatedCopy:
     """A worker's copy of the servers' parameters; implements `ServedParameters`."""
 
-    def __init__(self, x: torch.Tensor, ranges: tuple[tuple[int, int], ...]) -> None:
-        self.x = x
-        self.ranges = ranges
-        self.version = 0
+    x: torch.Tensor
+    ranges: tuple[tuple[int, int], ...]
+    version: int = 0
 
 
 class ServedState:
@@ -92,7 +88,7 @@ class ServedState:
         parts = [None if self.average is None else self.average[begin:end] for begin, end in self.ranges]
         self._update_vectors = update_vectors
         self.shards = [
-            SimulatedShard(x[begin:end], self.ranges, part, update_vectors=update_vectors)
+            SimulatedShard(x[begin:end], self.ranges, update_vectors, part)
             for (begin, end), part in zip(self.ranges, parts, strict=True)
         ]
 
@@ -107,12 +103,13 @@ class ServedState:
             return self.shards[0]
         if server < 0:
             return SimulatedCopy(self.x.clone(), self.ranges)
-        shard = self.shards[server] if server < self._num_servers else self._second_copy(server % self._num_servers)
+        shard = self.shards[server % self._num_servers]
+        if server >= self._num_servers:  # its second copy
+            shard = SimulatedShard(torch.zeros_like(shard.x), self.ranges, self._update_vectors)
         shard.core = core
         return shard
 
     def average_also(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Also averages the model's buffers, which all workers write."""
         for name, buffer in buffers.items():
             self.average_buffers[name] = buffer.to(sum_type(buffer.dtype), copy=True)
             self.shards[0].buffers.append((buffer, self.average_buffers[name]))
@@ -121,10 +118,6 @@ class ServedState:
         assert self.average is not None
         out.copy_(self.average)
         return self.version
-
-    def _second_copy(self, shard: int) -> SimulatedShard:
-        x = torch.zeros_like(self.shards[shard].x)
-        return SimulatedShard(x, self.ranges, update_vectors=self._update_vectors)
 
     @property
     def version(self) -> int:

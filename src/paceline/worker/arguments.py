@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from paceline.algorithms import Algorithm, registry
 from paceline.data.wrappers import unwrapped_model, unwrapped_optimizer
@@ -17,20 +16,21 @@ from paceline.optim.several_optimizers import SeveralOptimizers
 
 
 def as_one_optimizer(
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],  # one or several
+    optimizer: Optimizer | Sequence[Optimizer],  # one or several
     algorithm: Algorithm | None,  # must support them; None: nothing to check
     environment: WorkerEnvironment | None,  # of the worker
     *,
     in_turn: bool,  # whether several step in turn
-) -> torch.optim.Optimizer:
+) -> Optimizer:
     """The given optimizers as one.
 
     Raises:
         UsageError: it is neither an optimizer nor a list of optimizers, or the algorithm takes only one, or another kind.
     """
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if isinstance(optimizer, Optimizer):
         optimizer = [optimizer]
-    if not isinstance(optimizer, list | tuple) or not optimizer or not all(map(_is_optimizer, optimizer)):
+    are_optimizers = isinstance(optimizer, list | tuple) and all(isinstance(one, Optimizer) for one in optimizer)
+    if not (are_optimizers and optimizer):
         raise UsageError(
             f"attach needs an optimizer of torch.optim, or a list of them, but was given {_in_words(optimizer)}: if "
             "it is a wrapper, such as Lookahead, give attach the optimizer inside."
@@ -61,17 +61,8 @@ def as_one_model(
         return unwrapped_model(model), evaluate
     if not isinstance(model, list | tuple) or not model or not all(isinstance(one, nn.Module) for one in model):
         raise UsageError(f"attach needs a model, or a tuple of models, but was given {_in_words(model)}.")
-    return nn.ModuleList(unwrapped_model(one) for one in model), None if evaluate is None else partial(
-        _evaluate_each, evaluate
-    )
-
-
-def _evaluate_each(evaluate: Callable[[Any], Any], model: Any) -> Any:
-    return evaluate(tuple(model))
-
-
-def _is_optimizer(one: Any) -> bool:
-    return isinstance(one, torch.optim.Optimizer)
+    models = nn.ModuleList(unwrapped_model(one) for one in model)
+    return models, None if evaluate is None else lambda all_of_them: evaluate(tuple(all_of_them))
 
 
 def _in_words(given: Any) -> str:

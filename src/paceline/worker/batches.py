@@ -105,7 +105,6 @@ class WorkerBatches:
         return BatchesTaken(claims.num_claimed, claims.reached or 0) if is_known else BatchesTaken(-1)
 
     def batches_of(self, loader: Iterable[Any]) -> LoaderBatches:
-        """The loader's batches in the form that workers share."""
         if self._known is None or self._known[0] is not loader:
             self._replica.shares = self._shares
             batches = shared_batches(loader, self._membership.seed, self._shares)
@@ -222,7 +221,6 @@ class WorkerBatches:
         self._not_begun.popleft()
 
     def _tell_end(self) -> None:
-        """Notes that the loop has had all batches of an epoch."""
         if self._replica.awaited is not None:
             self._replica.awaited.came_to_end = True
 

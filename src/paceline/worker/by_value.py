@@ -17,20 +17,23 @@ def pickled_function(function: Callable[[], Any]) -> bytes:
     Raises:
         UsageError: it must be sent by value, and cloudpickle is not installed.
     """
-    if not _is_interactive():
-        return pickle.dumps(function)
+    main = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) is not None or getattr(main, "__spec__", None) is not None:
+        return pickle.dumps(function)  # other processes can import the main module, too
     written = io.BytesIO()
     try:
         _ByName(written).dump(function)
     except _OnlyHereError:
-        return _cloudpickle().dumps(function)
+        try:
+            import cloudpickle  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UsageError(
+                "The function to train is defined in a notebook or at a prompt, from which worker processes cannot import "
+                "it: pip install 'paceline[notebook]', which sends it by value; or define it in a file, or use "
+                "backend='threads'."
+            ) from error
+        return cloudpickle.dumps(function)
     return written.getvalue()
-
-
-def _is_interactive() -> bool:
-    """Whether the main module has no file, from which other processes could import it."""
-    main = sys.modules.get("__main__")
-    return getattr(main, "__file__", None) is None and getattr(main, "__spec__", None) is None
 
 
 class _OnlyHereError(Exception):
@@ -43,15 +46,3 @@ class _ByName(pickle.Pickler):
         if getattr(obj, "__module__", None) == "__main__":
             raise _OnlyHereError
         return NotImplemented
-
-
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UsageError(
-            "The function to train is defined in a notebook or at a prompt, from which worker processes cannot import "
-            "it: pip install 'paceline[notebook]', which sends it by value; or define it in a file, or use "
-            "backend='threads'."
-        ) from error
-    return cloudpickle

@@ -40,8 +40,7 @@ def chosen_algorithm(
             f"attach names {registry.spec(named)}, but the launcher names {registry.spec(given)}: name the algorithm "
             "in one place."
         )
-    chosen = named or given
-    chosen = chosen or registry.build(DEFAULT_ALGORITHM)
+    chosen = named or given or registry.build(DEFAULT_ALGORITHM)
     if chosen.needs.averaged:
         raise UsageError(
             "Only paceline train and simulate evaluate average=...: leave it out of your own loop, and use "

@@ -83,11 +83,9 @@ class EvaluationChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether a requested evaluation is unanswered."""
         return self._load(_ASKED) != self._load(_ANSWERED)
 
     def ask(self) -> None:
-        """Requests an evaluation of the newest parameters."""
         atomics.fetch_add(self._address(_ASKED), 1)
         wake_all(self._address(_ASKED))
 
@@ -106,11 +104,9 @@ class EvaluationChannel:
         self._store(_PROCESS, process)
 
     def tell_epoch(self, samples: int) -> None:
-        """Publishes about how many samples an epoch has."""
         self._store(_EPOCH_SAMPLES, samples)
 
     def serve(self, arena: Arena, evaluator: Evaluator) -> None:
-        """Answers until told to end."""
         answered = self._load(_ANSWERED)
         while not self._load(_ENDING):
             asked = wait_briefly(self._address(_ASKED), answered)

@@ -11,8 +11,9 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -25,42 +26,28 @@ from paceline.worker.evaluator import Evaluator
 _PR_SET_PDEATHSIG = 1
 
 
-def begin_evaluations(
-    arena: Arena, evaluator: Evaluator, *, own_process: bool, on_gpu: bool
-) -> _Forked | threading.Thread:
-    """Starts a run's evaluator: a process, or a thread if workers are threads or models on GPUs; the caller joins it."""
+def begin_evaluations(arena: Arena, evaluator: Evaluator, *, own_process: bool, on_gpu: bool) -> Callable[[], None]:
+    """Starts a run's evaluator: a process, or a thread if workers are threads or models on GPUs; returns what joins it."""
     plan = arena.plan
     view = Arena(arena.segment, plan, participant_id=plan.num_workers + plan.num_server_programs)
     channel = EvaluationChannel(arena)
     if not own_process:
-        return channel.serve_in_thread(view, evaluator)
+        return channel.serve_in_thread(view, evaluator).join
     if on_gpu:
-        return channel.serve_in_thread(view, evaluator, os.getpid())
-    return _start_process(channel, view, evaluator)
+        return channel.serve_in_thread(view, evaluator, os.getpid()).join
+    return partial(_join, _start_process(channel, view, evaluator))
 
 
-class _Forked:
-    """The evaluating process, a child of worker 0's."""
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-
-    def join(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._process, 0)
-
-
-def _start_process(channel: EvaluationChannel, arena: Arena, evaluator: Evaluator) -> _Forked:
+def _start_process(channel: EvaluationChannel, arena: Arena, evaluator: Evaluator) -> int:
     flush_output()  # or both processes would write the buffered text
     parent = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of forks beside threads: none of them runs Python that locks
+        # Of forks beside threads: none of them runs Python that locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process:
         channel.tell_process(process)
-        return _Forked(process)
+        return process
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         leave_to_supervisor()
@@ -70,3 +57,8 @@ def _start_process(channel: EvaluationChannel, arena: Arena, evaluator: Evaluato
             channel.serve(arena, evaluator)
     finally:
         os._exit(0)
+
+
+def _join(process: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process, 0)

@@ -71,11 +71,7 @@ class Gatherer(Protocol):
     """A worker's side."""
 
     def gather(self, value: Any, call: Call = _SUM) -> list[Any]:
-        """The values of all workers that are still in their loops, in the order of their ids.
-
-        Args:
-            value: a number or a tensor.
-            call: the waiting call, for messages.
+        """The values (numbers or tensors) of all workers that are still in their loops, in the order of their ids.
 
         Raises:
             RunStopped: the run is being stopped.
@@ -101,7 +97,6 @@ class Gathering:
         return self._num_answered[worker.worker_id, worker.incarnation]
 
     def hear(self, worker: WorkerState, message: Contribution | Entered | Left) -> None:
-        """Takes a worker's part, or notes that it takes part from now on, or has left."""
         self._note_replacement(worker)
         match message:
             case Contribution(epoch=epoch):

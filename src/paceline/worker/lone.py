@@ -31,9 +31,6 @@ class LoneWorker(Worker):
     """The only worker of its run, which ends with its loop.
 
     Costs: counting each batch's samples, and checking one parameter's version until the loop reads `progress`.
-
-    Args:
-        worker: made from the checked arguments of `attach`.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -101,14 +98,10 @@ class _Samples:
 
     Recognizes steps by changed parameters until the loop asks for `progress`, and from then on by hooks. It looks at the
     optimizer's last parameter, and at all parameters only after a batch in which that one has not changed.
-
-    Args:
-        optimizers: those that train it.
-        undo: gets functions that remove the hooks.
     """
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Optimizer], undo: list[Callable[[], None]]) -> None:
-        self._model, self._optimizers, self._undo = model, optimizers, undo
+        self._model, self._optimizers, self._undo = model, optimizers, undo  # which gets what removes the hooks
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._given = self._in_steps = 0  # samples of all batches so far, and of those in completed steps
         *_, self._watched = (p for one in optimizers for group in one.param_groups for p in group["params"])
@@ -119,7 +112,6 @@ class _Samples:
         self._reported: int | None = None  # samples of its present step
 
     def epoch(self, loader: Iterable[Any], *, own: bool) -> Iterator[Any]:
-        """Counts the loader's batches."""
         # Not a generator, which would make the loader's iterator only at its first batch.
         return map(self._hand_out, iter(loader), _sizes(loader))
 
@@ -151,7 +143,6 @@ class _Samples:
         return sum(map(_VERSION, self._parameters))
 
     def tell(self, samples: int) -> None:
-        """Sets how many samples the present step has, as the loop reports."""
         if not self._is_hooked:
             self._look_for_step()
         if self._own is not None:

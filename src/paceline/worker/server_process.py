@@ -61,7 +61,6 @@ class ServerMain:
     snapshots: Path | None  # folder for snapshots, from which a successor resumes; None: there will be none
 
     def __call__(self) -> None:
-        """Serves until all workers have ended."""
         environment = current_environment()
         assert isinstance(environment, SupervisedEnvironment)
         connection = environment.supervisor
@@ -84,7 +83,8 @@ class ServerMain:
         lost = storage.begin(restarted=environment.incarnation > 0 and not is_copy, is_copy=is_copy)
         if lost is not None:
             connection.send(Restored(server, *lost))
-        with _ServerMailbox(environment, plan) as meeting, contextlib.closing(storage), torch.no_grad():
+        meeting = _ServerMailbox(environment, plan)
+        with contextlib.closing(meeting), contextlib.closing(storage), torch.no_grad():
             ports = replace(meeting.ports(arena, environment.incarnation), storage=storage)
             if is_copy:
                 copy = PrivateShard(len(arena.shared.x), plan.dtype, arena.shared.ranges)
@@ -102,43 +102,41 @@ def _promoted(connection: Any, meeting: _ServerMailbox, arena: Arena, storage: S
     message = connection.recv()
     assert isinstance(message, TakeOver)
     ports = meeting.ports(arena, message.incarnation)
-    connection.send(
-        TookOver(arena.participant_id - arena.plan.num_workers)
-    )  # the next copy finds it under its new address
+    # The next copy finds it under its new address.
+    connection.send(TookOver(arena.participant_id - arena.plan.num_workers))
     return replace(ports, storage=storage)
 
 
+@dataclass(eq=False)
 class _ServerMailbox:
     """The mailbox of a server's process, under one id at a time."""
 
-    def __init__(self, environment: WorkerEnvironment, plan: ArenaPlan) -> None:
-        self._environment, self._plan = environment, plan
-        self._peers: Peers | None = None
+    environment: WorkerEnvironment
+    plan: ArenaPlan
+    peers: Peers | None = None
 
-    def __enter__(self) -> _ServerMailbox:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._peers is not None:
-            self._peers.close()
+    def close(self) -> None:
+        if self.peers is not None:
+            self.peers.close()
 
     def ports(self, arena: Arena, incarnation: int) -> ServerPorts:
         """The ports for the member with this arena's id; from now on it is reached under that id only."""
-        if self._peers is not None:
-            self._peers.close(wait=False)
-        ports = arena.server_ports(RealClock(), self._environment.seed)
-        self._peers = Peers(
+        if self.peers is not None:
+            self.peers.close(wait=False)
+        ports = arena.server_ports(RealClock(), self.environment.seed)
+        self.peers = Peers(
             arena.shared_store(),
             ports.worker_id,
             ports.num_workers,
             ports.counts,
             lambda: arena.load("workers_done") != 0,
             incarnation=incarnation,
-            num_servers=self._plan.seats.servers,
+            num_servers=self.plan.seats.servers,
         )
-        return replace(ports, mailbox=self._peers.mailbox, incarnation=incarnation)
+        return replace(ports, mailbox=self.peers.mailbox, incarnation=incarnation)
 
 
+@dataclass(eq=False)
 class ServerStorage:
     """A server's snapshots, and its part of the run's checkpoints; implements `Storage`.
 
@@ -147,25 +145,19 @@ class ServerStorage:
     tried again when the next snapshot is due.
     """
 
-    def __init__(
-        self,
-        server: int,  # this one, among those of all parts of the model
-        arena: Arena,
-        snapshots: Path | None,  # folder; None: none are kept
-        every_s: float,  # at most one snapshot in this time
-        folder: Path | None,  # the run's `checkpoint` folder, or None
-        resume: Path | None,  # the checkpoint from which the run resumes, or None
-        # Takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
-        tell: Callable[[NotSaved], object] = lambda news: None,
-    ) -> None:
-        self._server = server
-        self._shared = arena.shared
-        self._path = snapshots / f"shard-{server}.pt" if snapshots is not None else None
-        self._every_s = every_s
-        self._folder = folder
-        self._resume = resume
+    server: int  # this one, among those of all parts of the model
+    arena: Arena
+    snapshots: Path | None  # folder; None: none are kept
+    every_s: float  # at most one snapshot in this time
+    folder: Path | None  # the run's `checkpoint` folder, or None
+    resume: Path | None  # the checkpoint from which the run resumes, or None
+    #: Takes news for the supervisor, from the thread that calls `keep`, `checkpoint` and `close`.
+    tell: Callable[[NotSaved], object] = lambda news: None
+
+    def __post_init__(self) -> None:
+        self._shared = self.arena.shared
+        self._path = self.snapshots / f"shard-{self.server}.pt" if self.snapshots is not None else None
         self._restored: dict[str, Any] | None = None
-        self._tell = tell
         self._tried_version = -1
         self._tried_at_s = -math.inf
         self._has_one = False
@@ -187,19 +179,18 @@ class ServerStorage:
                 raise PacelineError(f"it died, and no process can replace it: {error}.") from error
             self._shared.restore(self._restored["x"])
             return self._restored["version"] + 1, self._shared.version
-        if self._resume is not None and not is_copy:
-            rule = checkpoint.load_rule_state(self._resume, *self._range)
+        if self.resume is not None and not is_copy:
+            rule = checkpoint.load_rule_state(self.resume, *self._range)
             self._restored = {"rule": rule} if rule else None  # a lone worker has left no server's state
         return None
 
     @property
     def _range(self) -> tuple[int, int]:
         """The elements that it has in a checkpoint, where the vectors of the model's parts are in a row."""
-        begin, end = self._shared.ranges[self._server % len(self._shared.ranges)]
+        begin, end = self._shared.ranges[self.server % len(self._shared.ranges)]
         return self._shared.begin + begin, self._shared.begin + end
 
     def restore(self) -> dict[str, Any] | None:
-        """The state that `begin` found."""
         return self._restored
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
@@ -210,7 +201,7 @@ class ServerStorage:
             self._tell_failure()
             self._tried_version = -1  # it is tried again, even if nothing has changed since
         now_s = time.monotonic()
-        if version == self._tried_version or now_s - self._tried_at_s < self._every_s:
+        if version == self._tried_version or now_s - self._tried_at_s < self.every_s:
             return
         self._tried_version, self._tried_at_s = version, now_s
         if not self._has_one:  # a snapshot must exist before the first update is applied
@@ -219,17 +210,15 @@ class ServerStorage:
         self._written = self._writer.submit(self._write_behind, state())
 
     def checkpoint(self, state: Callable[[], dict[str, Any]], number: int | None) -> None:
-        """Writes this server's part of a checkpoint."""
-        if self._folder is not None:
+        if self.folder is not None:
             now = state()
             kept = {"range": self._range, "x": now["x"], "version": now["version"], "rule": now["rule"]}
             try:
-                checkpoint.save_server(self._folder, number, self._server, kept)
+                checkpoint.save_server(self.folder, number, self.server, kept)
             except NotWrittenError as error:
-                self._tell(NotSaved(str(error), number))
+                self.tell(NotSaved(str(error), number))
 
     def close(self) -> None:
-        """Ends the writing thread."""
         self._writer.shutdown()
         if self._failed:
             self._tell_failure()
@@ -251,4 +240,4 @@ class ServerStorage:
     def _tell_failure(self) -> None:
         why, self._failed = self._failed, ""
         with contextlib.suppress(OSError):  # the supervisor is gone, and this process will end, too
-            self._tell(NotSaved(why, is_snapshot=True))
+            self.tell(NotSaved(why, is_snapshot=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +33,26 @@ def _warn(news: NotSaved) -> None:
     warnings.warn(f"A checkpoint was skipped: {news.why}", stacklevel=5)
 
 
+@dataclass(eq=False)
 class WorkerStorage:
     """Implements `Storage` for a worker: writes only when its membership saves a checkpoint."""
 
-    def __init__(
-        self,
-        worker_id: int,
-        resume: Path | None,  # the checkpoint from which the run resumes, or None
-        folder: Path | None,  # of the run's checkpoints, or None
-        tell: Callable[[NotSaved], object] = _warn,  # reports what cannot be written; training continues
-        *,
-        makes_same_updates: bool = False,  # whether a worker that is new to the run begins with the first worker's state
-        frozen: FrozenParameters | None = None,  # of its model; None: checkpoints have nothing of them
-    ) -> None:
-        self._resume = resume
-        self._worker_id = worker_id
-        self._folder = folder
-        self._tell = tell
-        self._makes_same_updates = makes_same_updates
-        self._frozen = frozen
+    worker_id: int
+    resume: Path | None  # the checkpoint from which the run resumes, or None
+    folder: Path | None  # of the run's checkpoints, or None
+    tell: Callable[[NotSaved], object] = _warn  # reports what cannot be written; training continues
+    _: KW_ONLY
+    makes_same_updates: bool = False  # whether a worker that is new to the run begins with the first worker's state
+    frozen: FrozenParameters | None = None  # of its model; None: checkpoints have nothing of them
+
+    def __post_init__(self) -> None:
         self._state: Callable[[], dict[str, Any]] | None = None
         self._updates_before = 0  # of its own model, up to the checkpoint
 
     def restore(self) -> dict[str, Any] | None:
-        """The program's state from the checkpoint."""
-        if self._resume is None:
+        if self.resume is None:
             return None
-        return checkpoint.load_program(self._resume, self._worker_id, makes_same_updates=self._makes_same_updates)
+        return checkpoint.load_program(self.resume, self.worker_id, makes_same_updates=self.makes_same_updates)
 
     def keep(self, state: Callable[[], dict[str, Any]], version: int) -> None:
         """Makes checkpoints hold what `state` returns, from now on."""
@@ -70,7 +63,7 @@ class WorkerStorage:
 
     def left(self, first: int) -> Left:
         """The batches that a run in rounds has left; `first`: of a task's checkpoint at an epoch's beginning."""
-        found = checkpoint.load_left(self._resume) if self._resume is not None else None
+        found = checkpoint.load_left(self.resume) if self.resume is not None else None
         return Left(*found) if found is not None else Left(first, [])
 
     def load_parameters(
@@ -84,26 +77,26 @@ class WorkerStorage:
 
         `parts`: servers hold the vectors of a model's parts, which the checkpoint has in a row.
         """
-        if self._resume is None:
+        if self.resume is None:
             return None
         size, division = (binding.num_elements, "") if parts is None else (sum(parts.sizes), parts.digest)
-        saved = checkpoint.load_fitting(self._resume, size, binding.dtype, buffers, same_workers)
+        saved = checkpoint.load_fitting(self.resume, size, binding.dtype, buffers, same_workers)
         if saved.memory_order != binding.memory_order:
             raise UsageError(
-                f"The checkpoint in {self._resume} is of a model in another memory format, such as channels_last: give the"
+                f"The checkpoint in {self.resume} is of a model in another memory format, such as channels_last: give the"
                 " model the format that it had when the run was started."
             )
         if saved.division != division:
             raise UsageError(
-                f"The checkpoint in {self._resume} has the servers' state of a model that was divided in another way: resume"
+                f"The checkpoint in {self.resume} has the servers' state of a model that was divided in another way: resume"
                 " with the layout or the plan that the run was started with."
             )
         return saved if parts is None else replace(saved, x=parts.whole_of(saved.x))
 
     def load_shared_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copies what the checkpoint has of the optimizer's state that all workers share, named by parameter and key."""
-        assert self._resume is not None
-        saved = checkpoint.load_optimizer_state(self._resume)
+        assert self.resume is not None
+        saved = checkpoint.load_optimizer_state(self.resume)
         for name, tensor in state.items():
             _, index, key = name.split(" ")
             if int(index) in saved:
@@ -124,13 +117,13 @@ class WorkerStorage:
         Returns:
             the batches that the worker had taken.
         """
-        if self._frozen is not None:
-            saved = checkpoint.load_frozen(self._resume, self._worker_id) if self._resume is not None else {}
-            if (differ := self._frozen.begin(saved)) and not self._worker_id:
+        if self.frozen is not None:
+            saved = checkpoint.load_frozen(self.resume, self.worker_id) if self.resume is not None else {}
+            if (differ := self.frozen.begin(saved)) and not self.worker_id:
                 warnings.warn(_OTHER_FROZEN.format(name=differ[0]), stacklevel=5)
-        if self._resume is None:
+        if self.resume is None:
             return 0
-        if (found := checkpoint.load_model(self._resume, self._worker_id)) is not None:
+        if (found := checkpoint.load_model(self.resume, self.worker_id)) is not None:
             self._updates_before = found[1]
         if found is not None and own_model is not None:
             version, _, x = found
@@ -141,9 +134,9 @@ class WorkerStorage:
                 )
             check_fits(x, own_model.x, "the worker's model")
             own_model.restore(version, x)
-        alike = self._makes_same_updates
+        alike = self.makes_same_updates
         return checkpoint.load_worker(
-            self._resume, self._worker_id, optimizer, expect, sizes=sizes, makes_same_updates=alike
+            self.resume, self.worker_id, optimizer, expect, sizes=sizes, makes_same_updates=alike
         )
 
     def save(
@@ -155,11 +148,8 @@ class WorkerStorage:
     ) -> bool:
         """Writes the worker's part of a checkpoint; returns whether it succeeded.
 
-        Args:
-            number: of the checkpoint; None: the run's last one, which is tried again, as there will be no other.
-            state: of its loop.
-            own_model: its vector, if every worker has one.
-            parameters: makes the run's parameters, if this worker saves them.
+        The run's last checkpoint has no `number` and is tried again, as there will be no other. `own_model` is the worker's
+        vector, if every worker has one; `parameters` makes the run's, if this worker saves them.
         """
 
         def write(folder: Path) -> None:
@@ -168,7 +158,7 @@ class WorkerStorage:
                 version, updates, x = own_model.own()
                 model = version, self._updates_before + updates, x
             program = self._state() if self._state is not None else None
-            worker, frozen = self._worker_id, self._frozen.state() if self._frozen is not None else None
+            worker, frozen = self.worker_id, self.frozen.state() if self.frozen is not None else None
             checkpoint.save_worker(
                 folder, number, worker, state.optimizer, state.taken, model, program, state.left, frozen
             )
@@ -185,10 +175,10 @@ class WorkerStorage:
         written: list[Path] = []
 
         def write(folder: Path) -> None:
-            worker, frozen = self._worker_id, self._frozen.state() if self._frozen is not None else None
+            worker, frozen = self.worker_id, self.frozen.state() if self.frozen is not None else None
             checkpoint.save_worker(folder, None, worker, state.optimizer, state.taken, left=state.left, frozen=frozen)
             number = checkpoint.end(folder, parameters, least)
-            checkpoint_files.complete(folder, number, [self._worker_id], {})
+            checkpoint_files.complete(folder, number, [self.worker_id], {})
             written.append(folder / str(number))
 
         return written[0] if self._try(None, write) else None
@@ -196,20 +186,20 @@ class WorkerStorage:
     def complete(self, number: int, num_workers: int) -> bool:
         """Marks a checkpoint as complete once all workers' parts are there; returns False while parts are missing."""
         workers = list(range(num_workers))
-        if self._folder is None or not checkpoint_files.all_there(self._folder, number, workers):
-            return self._folder is None
+        if self.folder is None or not checkpoint_files.all_there(self.folder, number, workers):
+            return self.folder is None
         self._try(number, lambda folder: checkpoint_files.complete(folder, number, workers, {}))
         return True
 
     def _try(self, number: int | None, write: Callable[[Path], object]) -> bool:
-        assert self._folder is not None
+        assert self.folder is not None
         failure = ""
         for pause_s in (0.0,) if number is not None else _END_PAUSES_S:
             time.sleep(pause_s)
             try:
-                write(self._folder)
+                write(self.folder)
                 return True
             except NotWrittenError as error:
                 failure = str(error)
-        self._tell(NotSaved(failure, number))
+        self.tell(NotSaved(failure, number))
         return False

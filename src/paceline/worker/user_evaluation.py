@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, shown
 from paceline.worker.evaluator import Evaluator
 
 Evaluate = Callable[[nn.Module], "float | Mapping[str, float]"]
@@ -20,13 +20,9 @@ _REMEDY = "return the test accuracy as a fraction, or a mapping with 'accuracy',
 def loop_evaluator(model: nn.Module, evaluate: Evaluate, *, needs_accuracy: bool) -> Evaluator:
     """Evaluates with the user's function, on a copy of `model` that is made now.
 
-    Args:
-        model: of the loop, not yet in shared memory.
-        evaluate: the user's.
-        needs_accuracy: whether figures without an accuracy are refused.
-
     Raises:
-        UsageError: the model cannot be copied; or, in an evaluation, `evaluate` returns neither an accuracy nor a loss.
+        UsageError: the model cannot be copied; or, in an evaluation, `evaluate` returns neither an accuracy nor a loss, or
+            no accuracy where one is needed.
     """
     try:
         own = copy.deepcopy(model)
@@ -67,13 +63,8 @@ def figures_of(returned: Any) -> dict[str, float | None]:
         try:
             found[name] = float(value) if value is not None else None
         except (TypeError, ValueError, RuntimeError):
-            raise UsageError(f"evaluate returned {_short(value)} as {name}: {_REMEDY}.") from None
+            raise UsageError(f"evaluate returned {shown(value)} as {name}: {_REMEDY}.") from None
     accuracy = found["accuracy"]
     if (accuracy is None and found["loss"] is None) or (accuracy is not None and not 0 <= accuracy <= 1):
-        raise UsageError(f"evaluate returned {_short(returned)}: {_REMEDY}; 0.95 is 95 %.")
+        raise UsageError(f"evaluate returned {shown(returned)}: {_REMEDY}; 0.95 is 95 %.")
     return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else f"{text[:57]}..."

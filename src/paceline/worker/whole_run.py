@@ -48,7 +48,7 @@ class WholeRun:
             table=run.tables.progress if 1 < num_sharing == self.num_workers else None,
             before=run.done_before,
         )
-        self._replica.count_in(self._progress)
+        self._replica.progress = self._progress
         if self.num_workers > 1 and not self.algorithm.same_batches:
             self._guards.add(StateElsewhere(members_of(self._optimizer), self.algorithm))
         if self.worker_id == 0 and (num_sharing > 1 or (run.resumed_from and not self.algorithm.same_batches)):

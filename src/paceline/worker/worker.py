@@ -116,7 +116,7 @@ class Worker(WholeRun):
     def _draw_apart(self, device: torch.device) -> None:
         """Reseeds random generators that start in the same state on every worker, except for the first worker 0's."""
         run = self._membership
-        rows = run.tables.random_states() if run.random_states else None
+        rows = run.tables.states.rows() if run.random_states else None
         self._randomness = common_randomness(device, rows, run.random_states)
         if run.random_states and (run.draws_as or run.incarnation):
             equal = alike(rows, run.random_states)

@@ -31,10 +31,6 @@ class GradientWatch(Guard):
     unscaling, and gradients set to zero do not count. Optimizer hooks registered later run later, and are not checked.
 
     Costs: about a microsecond per parameter and backward pass in the first 64 steps, nothing afterwards.
-
-    Args:
-        parameters: that the loop trains.
-        in_turn: whether several optimizers step in turn.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, in_turn: bool = False) -> None:

@@ -29,7 +29,6 @@ class Guards:
         self._guards: list[Guard] = []
 
     def add(self, guard: Guard) -> None:
-        """Switches a guard on."""
         self._guards.append(guard)
         if type(guard).before_step is not Guard.before_step:
             self.before_step.append(guard.before_step)

@@ -41,7 +41,8 @@ def hold(
     trained = [p for p in model.parameters() if p.requires_grad]
     one_each: list[Any] = [*optimizers, *trained]
     mine, of_several = {id(one) for one in one_each}, {id(p) for p in trained if num_workers > 1}
-    parts = {id(part) for one in optimizers for part in _parts_of(one)}
+    # The inner optimizers of a wrapper such as Lookahead, which it steps within its own step.
+    parts = {id(part) for one in optimizers for part in vars(one).values() if isinstance(part, torch.optim.Optimizer)}
     with _lock:
         if holders := [_held[one] for one in mine if one in _held]:
             raise UsageError(
@@ -64,11 +65,6 @@ def hold(
             _watch_others(_shared - of_several)
 
     return give_back
-
-
-def _parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The inner optimizers of a wrapper such as Lookahead, which it steps within its own step."""
-    return [part for part in vars(optimizer).values() if isinstance(part, torch.optim.Optimizer)]
 
 
 def _watch_others(shared: set[int]) -> None:

@@ -22,7 +22,13 @@ _lock = threading.Lock()
 class HiddenHook:
     """A hook of Paceline's. A copy made by a class's own code does nothing."""
 
-    __slots__ = ()
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")

@@ -60,7 +60,6 @@ class Places(Guard):
         return {one: other for one, other in found if one is not None and other is not None and other is not one}
 
     def write_back(self) -> None:
-        """Copies the parameters' values to their replacements."""
         for parameter, other in self.others().items():
             other.data.copy_(parameter.data)
 
@@ -79,7 +78,7 @@ class Loads(Guard):
         self.were_any = False  # whether anything was loaded since the beginning
         self.before: Callable[[], None] | None = None  # called before each module loads
         self._loaded: dict[torch.Tensor, tuple[int, torch.Tensor]] = {}
-        hook = _OnLoad(self._on_load)
+        hook = HiddenHook(self._on_load)
         self._handles = [module.register_load_state_dict_pre_hook(hook) for module in hookable(model)]
 
     @property
@@ -87,7 +86,6 @@ class Loads(Guard):
         return bool(self._loaded)
 
     def forget(self) -> None:
-        """Forgets the loaded values after a step."""
         self._loaded.clear()
 
     def close(self) -> None:
@@ -101,7 +99,7 @@ class Loads(Guard):
         count, value = self._loaded.get(tensor, (-1, tensor))
         return value if tensor._version == count else tensor.detach()
 
-    def _on_load(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    def _on_load(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         if self.before is not None:
             self.before()
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -111,27 +109,8 @@ class Loads(Guard):
                 self._loaded[tensor] = tensor._version + 1, value.detach().to(tensor, copy=True)
 
 
-class _OnLoad(HiddenHook):
-    """A hook before a module loads its part of a state."""
-
-    __slots__ = ("_on_load",)
-
-    def __init__(self, on_load: Any) -> None:
-        self._on_load = on_load
-
-    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        self._on_load(module, state, prefix)
-
-
 def left_weights(binding: FlatBinding, places: Places, loads: Loads, *, has_changed: bool) -> LeftWeights | None:
-    """The weights that a loop has put into its model after its last step; None: none.
-
-    Args:
-        binding: of its trained parameters.
-        places: where they and the buffers were.
-        loads: what was loaded.
-        has_changed: whether parameters are known to have changed otherwise.
-    """
+    """The weights that a loop has put into its model after its last step, or `has_changed` otherwise; None: none."""
     others = places.others()
     if not (has_changed or others or loads.any):
         return None

@@ -67,7 +67,10 @@ class StepsAwaited:
 
     def look(self, num_passes: int = 0) -> None:
         """The loop is about to compute, after `num_passes` backward passes if they are counted; or it has ended."""
-        made = [None if _is_old(p.grad, before) else p.grad for p, before in self._pairs()]
+        made = [
+            None if _is_old(p.grad, before) else p.grad
+            for p, before in zip(self._parameters, self._before, strict=True)
+        ]
         is_cleared = not any(one is not None and one.any() for one in made)
         self._threw_away |= is_cleared and (num_passes > 0 or any(one is not None for one in self._made))
         self._threw_away |= any(
@@ -95,9 +98,6 @@ class StepsAwaited:
             "" if type(p) is LookedUpTable else float(p.detach().sum(dtype=torch.float64)).hex()
             for p in self._parameters
         ]
-
-    def _pairs(self) -> zip[tuple[nn.Parameter, tuple[torch.Tensor, int] | None]]:
-        return zip(self._parameters, self._before, strict=True)
 
 
 def _differ(before: str, now: str) -> bool:

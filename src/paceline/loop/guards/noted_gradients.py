@@ -10,11 +10,7 @@ from torch import nn
 
 
 class NotedGradients:
-    """Notes each parameter's gradient after backward: its address, and PyTorch's count of in-place changes.
-
-    Args:
-        parameters: whose gradients are noted.
-    """
+    """Notes each parameter's gradient after backward: its address, and PyTorch's count of in-place changes."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._noted: dict[torch.Tensor, tuple[int, int]] = {}

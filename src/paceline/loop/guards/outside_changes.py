@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ _SEEN_MOVING = (
 )
 
 
+@dataclass(eq=False)
 class OutsideChanges:
     """Takes a fingerprint of the parameters when the loop gets them, and compares it before the program's next step.
 
@@ -71,35 +73,26 @@ class OutsideChanges:
             while a step is under way, or would read a published version and has made no step that shows it.
     """
 
-    def __init__(
-        self,
-        binding: FlatBinding,
-        loads: Loads,  # what is loaded into them
-        *,
-        spec: str,  # the algorithm, for messages
-        # What becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.
-        fate: Callable[[torch.Tensor, bool], Effect],
-        put: Callable[[torch.Tensor], None],  # gives the trained vector the values of a copy (P,)
-        is_published: bool = False,  # whether a gradient is computed on a vector that others read, too
-        # A vector that other workers or programs write, too; None: there is none.
-        written_by_others: torch.Tensor | None = None,
-        is_alone: bool = False,  # whether there are no others
-        # Whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
-        is_racing: bool = False,
-        lasts_after_steps: bool = True,  # whether a change right after a step takes effect
-    ) -> None:
-        self._binding = binding
-        self._loads = loads
-        self._spec = spec
-        self._fate_of = fate
-        self._put = put
-        self._is_published = is_published
-        self._is_alone, self._is_racing = is_alone, is_racing
-        self._lasts_after_steps = lasts_after_steps
-        self._parameters = binding.parameters
-        self._written, self._taken = written_by_others, written_by_others
-        self._others = written_by_others.data_ptr() if written_by_others is not None else None
-        self.moves = is_published and not is_alone
+    binding: FlatBinding
+    loads: Loads  # what is loaded into the parameters
+    _: KW_ONLY
+    spec: str  # the algorithm, for messages
+    #: What becomes of a change of the vector (P,) that the parameters are views of, and whether between two steps.
+    fate_of: Callable[[torch.Tensor, bool], Effect]
+    put: Callable[[torch.Tensor], None]  # gives the trained vector the values of a copy (P,)
+    is_published: bool = False  # whether a gradient is computed on a vector that others read, too
+    #: A vector that other workers or programs write, too; None: there is none.
+    written_by_others: torch.Tensor | None = None
+    is_alone: bool = False  # whether there are no others
+    #: Whether the parameters are of the racing kind, whose program reads them for gradients and nothing else.
+    is_racing: bool = False
+    lasts_after_steps: bool = True  # whether a change right after a step takes effect
+
+    def __post_init__(self) -> None:
+        self._parameters = self.binding.parameters
+        self._taken = written = self.written_by_others
+        self._others = written.data_ptr() if written is not None else None
+        self.moves = self.is_published and not self.is_alone
         self._has_moved = self._is_seen = False
         # By a vector's address: those of its parameters, its words, some of these, and what becomes of a change of it.
         self._known: dict[int, tuple[list[int], list[torch.Tensor], list[torch.Tensor], tuple[Effect, Effect]]] = {}
@@ -120,13 +113,8 @@ class OutsideChanges:
     @property
     def is_shared(self) -> bool:
         """Whether other workers write the vector that the parameters are views of."""
-        x = self._binding.bound_to
+        x = self.binding.bound_to
         return x is not None and x.data_ptr() == self._others
-
-    @property
-    def were_loaded(self) -> bool:
-        """Whether the loop has loaded values since it got the parameters."""
-        return self._loads.were_any
 
     def take(
         self, *, idle: bool = False, whole: bool = False, is_sparse: bool = False, keeps_loads: bool = False
@@ -139,9 +127,9 @@ class OutsideChanges:
             is_sparse: the gradient is sparse, so that a sum over all parameters would take longer than the step.
             keeps_loads: the loop has them already, and may have begun to load values.
         """
-        if self._loads.were_any and not keeps_loads:
-            self._loads.forget()
-        x = self._binding.bound_to
+        if self.loads.were_any and not keeps_loads:
+            self.loads.forget()
+        x = self.binding.bound_to
         assert x is not None
         key = x.data_ptr()
         known = self._known.get(key)
@@ -149,22 +137,22 @@ class OutsideChanges:
             words = self._words_of(x)
             stride = max(1, sum(map(len, words)) // _PROBES)
             known = self._known[key] = (
-                [*map(_data_ptr, self._binding.views(x))],
+                [*map(_data_ptr, self.binding.views(x))],
                 words,
                 [one[::stride] for one in words],
-                (self._fate_of(x, False), self._fate_of(x, True)),
+                (self.fate_of(x, False), self.fate_of(x, True)),
             )
         self._addresses, words, probe, fates = known
         self._fate, self.is_idle = fates[idle], idle
         self._words = []
         self._sum = self.lasting = None
-        self._is_seen = not (idle or whole or self._has_moved or self._is_alone) and (
-            key == self._others or self._is_published
+        self._is_seen = not (idle or whole or self._has_moved or self.is_alone) and (
+            key == self._others or self.is_published
         )
-        if self.moves and self._is_racing and not idle:
+        if self.moves and self.is_racing and not idle:
             self._fate, self._taken = "is added", x.clone()
-        if self._fate == "lasts" and self._is_alone:
-            if self._is_racing and not idle and not self._loads.were_any:
+        if self._fate == "lasts" and self.is_alone:
+            if self.is_racing and not idle and not self.loads.were_any:
                 self.lasting = x
             return
         self._counts = [*map(_version, self._parameters)]
@@ -206,7 +194,7 @@ class OutsideChanges:
             return False
         if self._are_replaced():
             return True
-        if self._is_alone and self._fate == "lasts":
+        if self.is_alone and self._fate == "lasts":
             return False
         # Checked once: if others write the vector meanwhile, a second check could find what the first did not.
         may_have = self._have_counts_moved() or (bool(self._words) and _total(self._probe) != self._probed)
@@ -225,15 +213,15 @@ class OutsideChanges:
             UsageError: that would be lost.
         """
         is_seen = self._is_seen and bool(self._addresses) and self._have_counts_moved() | self._are_replaced()
-        is_seen &= not (self.moves and self._loads.were_any)  # what is loaded goes into a copy in every step
+        is_seen &= not (self.moves and self.loads.were_any)  # what is loaded goes into a copy in every step
         looked = self.found() if is_seen and self._fate == "lost" else None
         if is_seen and not looked:
             self._has_moved = True
-            warnings.warn(_SEEN_MOVING.format(self._spec), AlgorithmWarning, stacklevel=2)
+            warnings.warn(_SEEN_MOVING.format(self.spec), AlgorithmWarning, stacklevel=2)
         if self._addresses and not self.is_idle:
             self.moves = self._has_moved
         if self._fate == "lasts" and (not self._addresses or [*map(_data_ptr, self._parameters)] == self._addresses):
-            if self.lasting is None or self._loads.were_any:
+            if self.lasting is None or self.loads.were_any:
                 self._addresses, self.lasting = [], None
             return False
         has_changed = self.found() if looked is None else looked
@@ -242,23 +230,23 @@ class OutsideChanges:
             return False
         if self._fate == "lost":
             raise UsageError(self._refusal())
-        x = self._binding.bound_to
+        x = self.binding.bound_to
         assert x is not None
         if are_elsewhere:
-            for parameter, view in zip(self._parameters, self._binding.views(x), strict=True):
+            for parameter, view in zip(self._parameters, self.binding.views(x), strict=True):
                 if parameter.shape != view.shape:
                     raise UsageError(
                         f"The loop has given a parameter of shape {tuple(view.shape)} the shape {tuple(parameter.shape)}:"
                         " change the model before attach."
                     )
                 view.copy_(parameter.detach())
-            self._binding.rebind(x)
+            self.binding.rebind(x)
         if self._fate == "is added":
-            assert self._written is not None
+            assert self.written_by_others is not None
             assert self._taken is not None
-            self._written.add_(x - self._taken)
+            self.written_by_others.add_(x - self._taken)
         elif self._fate != "lasts":
-            self._put(x)
+            self.put(x)
         return self._fate == "lasts if alike"
 
     def _are_elsewhere(self) -> bool:
@@ -266,20 +254,20 @@ class OutsideChanges:
 
     def _are_replaced(self) -> bool:
         """Whether the parameters lie elsewhere and their values differ; if the values are equal, they are bound as before."""
-        x = self._binding.bound_to
+        x = self.binding.bound_to
         if x is None or not self._are_elsewhere():
             return False
-        if any(map(lambda one, view: one.shape != view.shape, self._parameters, self._binding.views(x))):
+        if any(map(lambda one, view: one.shape != view.shape, self._parameters, self.binding.views(x))):
             return True
-        values = self._binding.zeros()
-        self._binding.read(values)
+        values = self.binding.zeros()
+        self.binding.read(values)
         if self._sum is None and not torch.equal(values, x):
             return True
         if self._sum is not None:
             if _total([one[:: self._stride] for one in self._words_of(values)]) != self._sum:
                 return True
             x.copy_(values)
-        self._binding.rebind(x)
+        self.binding.rebind(x)
         return False
 
     def _have_counts_moved(self) -> bool:
@@ -292,10 +280,10 @@ class OutsideChanges:
             else "while a step was under way, as without worker.batches one always is,"
         )
         remedy = "for clamps and projections take lockstep, all-reduce or local-sgd, where they last right after a step"
-        if self._lasts_after_steps:
+        if self.lasts_after_steps:
             remedy = "clamp and project right after optimizer.step(), with batches from worker.batches"
         return (
-            f"The loop has changed its parameters {when} other than by optimizer.step(), and under {self._spec} that would be"
+            f"The loop has changed its parameters {when} other than by optimizer.step(), and under {self.spec} that would be"
             f" lost: load weights before attach, or after the last step; {remedy}."
         )
 
@@ -335,7 +323,7 @@ def watch_outside(
         binding,
         loads,
         spec=registry.spec(algorithm),
-        fate=fate,
+        fate_of=fate,
         put=put,
         is_published=kind == "slots" and binding.device.type == "cpu",
         written_by_others=trained if is_raced and not is_alone else None,

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from paceline.membership.board import Board
-from paceline.membership.tables import WATCHED_STEPS
+from paceline.membership.tables import WATCHED_STEPS, Board
 
 _MOST_CALLS = 16  # of a step that are looked at
 _MASK = (1 << 63) - 1
@@ -34,7 +33,6 @@ class SameInputs:
         self._looks = True
 
     def call(self, args: Iterable[Any]) -> None:
-        """The model, or a part of it, is called for this step."""
         if len(self._told) >= WATCHED_STEPS or self._num_calls >= _MOST_CALLS:
             return
         for number, tensor in enumerate(_tensors_in(args)):

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from paceline.simulator.cluster import Cluster
 from paceline.simulator.faults import Disturbances
+from paceline.simulator.hardware.bus import MemoryBus
 from paceline.simulator.scheduler import Scheduler
 
 COPY_VECTORS = 2.0  # one read, one written
 SUM_VECTORS = 3.0  # two read, one written
-
-
-class MemoryTraffic(Protocol):
-    """Moves vectors: a bus that all workers share, or a worker's own memory."""
-
-    def move(self, num_bytes: float) -> None:
-        """Waits while `num_bytes` are moved."""
 
 
 @dataclass(eq=False)
@@ -66,7 +59,7 @@ class Core:
     def __init__(
         self,
         scheduler: Scheduler,
-        memory: MemoryTraffic,
+        memory: MemoryBus | OwnMemory,
         cluster: Cluster,
         *,
         worker_id: int,

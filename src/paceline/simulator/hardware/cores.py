@@ -14,17 +14,15 @@ from paceline.simulator.hardware.core import COPY_VECTORS, Core
 from paceline.simulator.scheduler import Event, Scheduler
 
 
+@dataclass(eq=False, slots=True)
 class _Turn:
     """A computation on a core or in the queue; `Cores._done` counts when it began its slice, and when it ends."""
 
-    __slots__ = ("begun", "ends", "left_s", "number", "then")
-
-    def __init__(self, then: Event, left_s: float) -> None:
-        self.then = then  # the event after its computation
-        self.left_s = left_s  # while it waits for a core
-        self.begun = 0.0
-        self.ends = math.inf
-        self.number = 0  # of computations without releasing the core
+    then: Event  # after its computation
+    left_s: float  # while it waits for a core
+    begun: float = 0.0
+    ends: float = math.inf
+    number: int = 0  # of computations without releasing the core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +34,12 @@ class Cold:
     cooling_s: float = 0.003
 
 
+@dataclass(eq=False, slots=True)
 class _Warmth:
     """A program's state: when it left its core, and how much longer its computing will take because of that."""
 
-    __slots__ = ("left_s", "owed_s")
-
-    def __init__(self) -> None:
-        self.left_s: float | None = None  # None: it has a core, or waits for one
-        self.owed_s = 0.0
-
-    def leave(self, now_s: float) -> None:
-        """The program sleeps or waits from now on."""
-        self.left_s = now_s
+    left_s: float | None = None  # None: it has a core, or waits for one
+    owed_s: float = 0.0
 
     def longer_s(self, now_s: float, alone_s: float, cold: Cold) -> float:
         """How much longer than `alone_s` the computation takes that begins now."""
@@ -193,7 +185,7 @@ class Cores:
         self._advance()
         del self._running[turn.then]
         if turn.then in self._warmths:
-            self._warmths[turn.then].leave(self._scheduler.now_s)
+            self._warmths[turn.then].left_s = self._scheduler.now_s
         if self._line:
             self._begin(self._line.popleft())
         self._plan()

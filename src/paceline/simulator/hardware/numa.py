@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.simulator.cluster import Cluster
@@ -13,23 +14,23 @@ from paceline.simulator.scheduler import Scheduler
 _SHARED_VECTORS = 2.0  # a move or an update reads one shared vector and writes one; the rest is the worker's own
 
 
+@dataclass(eq=False)
 class Line:
     """A contended cache line: one core after the other takes it; a transfer from a distant core takes longer."""
 
-    def __init__(self, scheduler: Scheduler, near_s: float, far_s: float) -> None:
-        self._scheduler = scheduler
-        self._near_s = near_s
-        self._far_s = far_s
-        self._socket: int | None = None  # that holds the line
-        self._free_at_s = 0.0
+    scheduler: Scheduler
+    near_s: float
+    far_s: float
+    socket: int | None = None  # that holds the line
+    free_at_s: float = 0.0
 
     def take(self, socket: int) -> None:
         """Waits until a core of this socket has had its turn."""
-        now_s = self._scheduler.now_s
-        is_far = self._socket is not None and self._socket != socket
-        self._socket = socket
-        self._free_at_s = max(now_s, self._free_at_s) + (self._far_s if is_far else self._near_s)
-        self._scheduler.sleep(self._free_at_s - now_s)
+        now_s = self.scheduler.now_s
+        is_far = self.socket not in (None, socket)
+        self.socket = socket
+        self.free_at_s = max(now_s, self.free_at_s) + (self.far_s if is_far else self.near_s)
+        self.scheduler.sleep(self.free_at_s - now_s)
 
 
 class SocketMachine:

@@ -65,11 +65,6 @@ class Sockets:
             raise UsageError(f"sockets.used is {self.used}, but there are {self.count} sockets.")
         PROCESSORS.check("The number of threads of all sockets", self.count * self.cores * self.threads_per_core)
 
-    @property
-    def num_used(self) -> int:
-        """The number of sockets on which workers run."""
-        return self.used or self.count
-
     def places(self, num_workers: int, *, pin: bool = False) -> list[Place]:
         """Each worker's place: first one per core, then the further threads; if workers outnumber threads, threads repeat.
 
@@ -80,7 +75,7 @@ class Sockets:
         processors = [
             (socket, core)
             for _ in range(self.threads_per_core)
-            for socket in range(self.num_used)
+            for socket in range(self.used or self.count)
             for core in range(self.cores)
         ]
         on_core, on_socket = dict.fromkeys(processors, 0), [0] * self.count

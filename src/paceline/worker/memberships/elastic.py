@@ -12,14 +12,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms import Algorithm
-from paceline.errors import (
-    DivergedError,
-    ExcludedError,
-    NotReplacedError,
-    UsageError,
-    WorkerLostError,
-    first_line,
-)
+from paceline.errors import DivergedError, ExcludedError, NotReplacedError, UsageError, WorkerLostError, first_line
 from paceline.membership.claims import JoinedClaims
 from paceline.membership.elastic import JoinedRun, trains_in_rounds
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights

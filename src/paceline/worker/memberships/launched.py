@@ -18,6 +18,7 @@ from paceline.membership.environment import LaunchedEnvironment
 from paceline.membership.final_mean import BatchesTaken, FinalMean, LeftWeights
 from paceline.membership.launched import LaunchedRun, check_algorithm
 from paceline.membership.peers import mailbox_part
+from paceline.membership.rendezvous import address_of
 from paceline.memory.seats import Seats
 from paceline.optim.flat import FlatBinding, model_words
 from paceline.optim.frozen import FrozenParameters
@@ -154,7 +155,7 @@ class LaunchedMembership(Membership):
         )
         self._servers: HostedServers | None = None
         if algorithm.needs.mailbox:
-            host, key = run.address()
+            host, key = address_of(run.store, self.worker_id, self.num_workers, run.deadline_s)
             store = mailbox_part(run.store, seat.part)
             if memory.ports.num_servers and not seat.member:
                 self._servers = HostedServers(algorithm, arena, store, self.seed, host=host, key=key)

@@ -43,12 +43,9 @@ class LayoutPart(Protocol):
     def without_batch(self) -> Callable[..., None] | None: ...
 
     def begin(self, ports: Ports[Any], axes: Mapping[str, RootedCollectives], algorithm: Algorithm) -> Ports[Any]:
-        """Connects to the others; returns the program's ports.
+        """Connects to the others; returns the program's ports, given those that it would have without a layout.
 
-        Args:
-            ports: as they would be without a layout.
-            axes: collectives along the axes along which the worker is not alone.
-            algorithm: the program's.
+        `axes` are the collectives along the axes along which the worker is not alone.
         """
         ...
 
@@ -89,6 +86,5 @@ class Division(NamedTuple):
     """How a layout divides a model among workers."""
 
     spec: str  # of the layout, the same on all workers
-    part: Callable[
-        [nn.Module, int, int, int], LayoutPart
-    ]  # of a whole model, worker_id, num_workers, and the run's seed
+    #: Of a whole model, worker_id, num_workers, and the run's seed.
+    part: Callable[[nn.Module, int, int, int], LayoutPart]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +33,28 @@ from paceline.transport.device import CudaCopies, StagedCollectives, StagedMailb
 _ON_HOST = ("racing", "locked", "slots")  # kinds of parameters that workers share in the host's memory
 
 
+@dataclass(eq=False)
 class WorkerMemory:
     """The memory in which a worker trains: the run's, or its own."""
 
-    def __init__(
-        self,
-        binding: FlatBinding,
-        buffers: dict[str, torch.Tensor],  # the model's dense buffers, by name
-        algorithm: Algorithm,
-        arena: Arena,
-        seed: int = 0,
-        incarnation: int = 0,
-        storage: Storage | None = None,  # of the program; None: it saves nothing
-        recorder: Recorder | None = None,  # takes the records; None: they are not kept
-        slow: float = 1.0,  # how many times as long gradients take
-        copies: CudaCopies | None = None,  # to and from the GPU that the model is on; None: it is on the CPU
-        frozen: FrozenParameters | None = None,  # which newcomers get from this worker's replica; None: they do not
-    ) -> None:
-        self.binding = binding
-        self.buffers = buffers
-        self.algorithm = algorithm
-        self.arena = arena
-        self.copies, self._frozen = copies, frozen
+    binding: FlatBinding
+    buffers: dict[str, torch.Tensor]  # the model's dense buffers, by name
+    algorithm: Algorithm
+    arena: Arena
+    seed: int = 0
+    incarnation: int = 0
+    storage: Storage | None = None  # of the program; None: it saves nothing
+    recorder: Recorder | None = None  # takes the records; None: they are not kept
+    slow: float = 1.0  # how many times as long gradients take
+    copies: CudaCopies | None = None  # to and from the GPU that the model is on; None: it is on the CPU
+    frozen: FrozenParameters | None = None  # which newcomers get from this worker's replica; None: they do not
+
+    def __post_init__(self) -> None:
+        algorithm, arena = self.algorithm, self.arena
         self.peers: Peers | None = None  # the other workers, once connected
         self.mates: Peers | None = None  # those with the other parts of this replica, if they exchange messages
         self._clock = RealClock()
-        self.ports: Ports[Any] = replace(arena.ports(self._clock, seed), storage=storage)
-        self._incarnation, self._recorder, self._slow = incarnation, recorder, slow
+        self.ports: Ports[Any] = replace(arena.ports(self._clock, self.seed), storage=self.storage)
         in_rounds = algorithm.in_rounds or arena.plan.seats.num_parts > 1
         self._rounds = Rounds(arena.address("abort"), arena.rounds_address() if in_rounds else 0)
         self.stopped = self._rounds.stopped
@@ -90,13 +85,13 @@ class WorkerMemory:
             self.ports.num_workers,
             self.ports.counts,
             self.aborted,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             num_servers=self.arena.plan.seats.servers,
             host=host,
             key=key,
             patience_s=self.algorithm.patience_s if patience_s is None else patience_s,
         )
-        self.has_met(peers, self._incarnation)
+        self.has_met(peers, self.incarnation)
 
     def meet_mates(self, patience_s: float) -> Mailbox:
         """Connects to the workers with the other parts of this replica; call it after `meet`."""
@@ -117,7 +112,6 @@ class WorkerMemory:
         self.ports = replace(self.ports, mailbox=mailbox, concurrency=peers.concurrency, incarnation=incarnation)
 
     def base_arguments(self) -> dict[str, Any]:
-        """Arguments for `BaseReplica`."""
         needs, peers = self.algorithm.needs, self.peers
         others: list[Any] = [peers.mailbox, peers.concurrency] if peers is not None else []
         others += [self.mates.mailbox] if self.mates is not None else []
@@ -125,21 +119,21 @@ class WorkerMemory:
             others.append(self.ports.collectives)
         return {
             "binding": self.binding,
-            "recorder": self._recorder,
+            "recorder": self.recorder,
             "waits": [*self.arena.waits(self._clock), *others],
             "staleness": self.arena.staleness if needs.staleness_counts else None,
             "stopped": self.stopped,
             "rounds": self._rounds,
             "counts": self.ports.counts if needs.mailbox or needs.collectives else None,
-            "incarnation": self._incarnation,
+            "incarnation": self.incarnation,
             "bucket_bytes": bucket_bytes_for(self.ports.num_workers, needs.bucket_bytes),
-            "slow": self._slow,
+            "slow": self.slow,
         }
 
     def replica(self, optimizer: torch.optim.Optimizer) -> AttachedReplica:
         alone, lockstep = self.ports.num_workers == 1, self.algorithm.lockstep
         kind = DeviceReplica if self.copies is not None and self.algorithm.needs.kind in _ON_HOST else AttachedReplica
-        return kind(optimizer, alone=alone, lockstep=lockstep, frozen=self._frozen, **self.base_arguments())
+        return kind(optimizer, alone=alone, lockstep=lockstep, frozen=self.frozen, **self.base_arguments())
 
     def final_mean(
         self, out: torch.Tensor, deadline_s: float, given: BatchesTaken, left: LeftWeights | None
@@ -157,7 +151,6 @@ class WorkerMemory:
         return mean
 
     def close_peers(self) -> None:
-        """Says goodbye to the other workers."""
         if self.mates is not None:
             self.mates.close()
         if self.peers is not None:
@@ -169,9 +162,8 @@ class WorkerMemory:
         self.close_peers()
         if self.ports.storage is not None:
             self.ports.storage.keep(dict, 0)
-        self.ports = replace(
-            self.ports, mailbox=None, concurrency=None
-        )  # they refer to this object, which has its memory
+        # They refer to this object, which has its memory.
+        self.ports = replace(self.ports, mailbox=None, concurrency=None)
         self.binding.release()
 
 

@@ -153,7 +153,7 @@ class SupervisedMembership(Membership):
         if evaluator is not None:
             evaluator.live = self._live
             own_process, on_gpu = environment.own_process, copies is not None
-            call_at_end(begin_evaluations(self.arena, evaluator, own_process=own_process, on_gpu=on_gpu).join)
+            call_at_end(begin_evaluations(self.arena, evaluator, own_process=own_process, on_gpu=on_gpu))
 
     # The beginning
 

@@ -28,15 +28,7 @@ def write_state(folder: Path, worker_id: int, incarnation: int, state: str, **fi
 def write_end(
     folder: Path, worker_id: int, records: np.ndarray, model: nn.Module | None, *, incarnation: int = 0
 ) -> None:
-    """Writes the worker's records, and the model if it is the run's.
-
-    Args:
-        folder: the run's.
-        worker_id: the worker's.
-        records: its own.
-        model: None: not written.
-        incarnation: above 0: the records come after those of earlier processes in the worker's place.
-    """
+    """Writes the worker's records, after those of earlier incarnations, and the model if it is the run's."""
     events = folder / f"events-{worker_id}.jsonl"
     with _or_warning():
         earlier = read_events(events) if incarnation and events.exists() else records[:0]
