@@ -16,7 +16,7 @@ from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.shares import waiting_less
 from paceline.algorithms.table_mean import TableMean
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import NUM_NUMBERS, Collectives, Handle, Ports
@@ -72,7 +72,7 @@ class AllReduce(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "all-to-all", "all-reduce", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "all-to-all", "all-reduce")
         if self.sharded and self.is_coded:
             raise UsageError(
                 "all-reduce(sharded=true) cannot have a codec: it sends new parameters, and a codec's rounding errors "

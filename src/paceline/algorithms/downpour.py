@@ -17,7 +17,7 @@ from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.served import Durability, OnDeath, Served, ShardRules
 from paceline.algorithms.server.standby import serve_shard
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import NoGradient, UsageError
 from paceline.optim.half_types import sum_type
 from paceline.optim.ranges import Ranges
@@ -91,7 +91,7 @@ class Downpour(Served):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "push", "downpour", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "push", "downpour")
         if self.overlap and self.apply.echoes:
             raise UsageError(
                 "With overlap=true the worker's sums of gradients are newer than the parameters of the gradient that it sends:"

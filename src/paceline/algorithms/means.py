@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,21 +33,18 @@ class Layout(NamedTuple):
     is_flat: bool = False
 
 
-class MeanUnderWay(Protocol):
+class MeanUnderWay:
     """A mean that has been started, with which headers travel."""
 
     def advance(self) -> None:
         """Does the work that is due half-way; either all workers call it at the same step, or none does."""
-
-    def end(self) -> None:
-        """Waits for its end and discards the result."""
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         """The mean (n,), of half types in float32, what all workers say, and the workers whose vectors it contains.
 
         None: only time is simulated.
         """
-        ...
+        raise NotImplementedError
 
 
 class Means:
@@ -113,8 +110,8 @@ class Means:
                 one.load(kept)
 
 
-class _PlainMean:
-    """Implements `MeanUnderWay` for an uncompressed vector.
+class _PlainMean(MeanUnderWay):
+    """The mean of an uncompressed vector.
 
     Args:
         collectives: adds up the vectors.
@@ -132,12 +129,6 @@ class _PlainMean:
             self._buffer = torch.cat([numbers, vector[NUM_NUMBERS if is_flat else 0 :].to(wide)])
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
 
-    def advance(self) -> None:
-        """Does nothing: an all-reduce progresses without help."""
-
-    def end(self) -> None:
-        self._handle.wait()
-
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         members = self._handle.wait()
         if self._only_time:
@@ -148,8 +139,8 @@ class _PlainMean:
         return self._buffer[0 if self._is_flat else NUM_NUMBERS :].div_(len(members)), heard, members
 
 
-class _CodedMean:
-    """Implements `MeanUnderWay` for a coded vector, which the mean overwrites.
+class _CodedMean(MeanUnderWay):
+    """The mean of a coded vector, which it overwrites.
 
     Args:
         mean: the mean under way.
@@ -160,11 +151,7 @@ class _CodedMean:
         self._mean, self._buffer = mean, buffer
 
     def advance(self) -> None:
-        """Adds up this worker's piece and starts sending it."""
         self._mean.advance()
-
-    def end(self) -> None:
-        self._mean.wait()
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         totals = self._mean.wait()

@@ -18,7 +18,7 @@ from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError, shown
 from paceline.optim.settings import not_linear
 from paceline.ports.ports import Ports, ServerPorts
@@ -101,7 +101,7 @@ class ParameterServer(Served):
                 "names, such as parse('parameter-server(mode=async)')."
             )
         super().__post_init__()
-        check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "push", "parameter-server")
         self.mode.check_shards(self.shards)
         rule = self.apply.rule if isinstance(self.apply, Delayed) else self.apply
         if self.mode.follows_times and not rule.is_linear:
