@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, Tuner
+from paceline.compression.codec import Tuner
 from paceline.ports.ports import NUM_NUMBERS
 
 HEAD = 3 * 8 + NUM_NUMBERS * 4  # bytes of a row before its payload
@@ -69,8 +69,8 @@ class PieceCodes:
                 error += (weight / unit / total) ** 2 * self.coded_size(payload)
         return mean.div_(total), error
 
-    def _encoded(self, payload: Tensor) -> Encoded:
-        return Encoded(payload if self._kind == torch.uint8 else payload.view(self._kind))
+    def _encoded(self, payload: Tensor) -> Tensor:
+        return payload if self._kind == torch.uint8 else payload.view(self._kind)
 
 
 def heads_of(rows: Tensor, workers: Sequence[int]) -> dict[int, Head]:
