@@ -100,10 +100,6 @@ class Downpour(Served):
         self._plain_server()  # checks what both have
 
     @property
-    def server_rule(self) -> ApplyRule:
-        return self.apply
-
-    @property
     def keeps_order(self) -> bool:
         return super().keeps_order or self.overlap or self.fetch > 1 or self.push > 1
 
@@ -113,10 +109,6 @@ class Downpour(Served):
     @property
     def serves_parts(self) -> bool:
         return True
-
-    @property
-    def pushes_by(self) -> Codec:
-        return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""

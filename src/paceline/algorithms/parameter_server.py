@@ -118,10 +118,6 @@ class ParameterServer(Served):
         return super().needs._replace(averaged=self.average is not None)
 
     @property
-    def server_rule(self) -> ApplyRule:
-        return self.apply
-
-    @property
     def overrides(self) -> str:
         if not self.apply.overrides_optimizer:
             return ""
@@ -178,10 +174,6 @@ class ParameterServer(Served):
         """The option that weights gradients, if the servers apply the workers' own optimizer to them."""
         is_weighted = num_workers > 1 and self.mode.follows_times and not self.apply.overrides_optimizer
         return _RESCALED if is_weighted else ""
-
-    @property
-    def pushes_by(self) -> Codec:
-        return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
