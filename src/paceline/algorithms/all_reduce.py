@@ -158,8 +158,7 @@ def _work_sharded(
 ) -> None:
     shared = ports.shared
     gradient = GradientRound(replica, ports, by_speed=by_speed)
-    numbers = ports.worker_id, ports.num_workers, shared.x.numel()
-    strips = PartReduce(replica, collectives, gradient, *numbers, ports.moved)
+    strips = PartReduce(replica, ports, collectives, gradient)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)
