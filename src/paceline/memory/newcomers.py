@@ -15,7 +15,7 @@ from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
-from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.memory.waiting import wait_briefly, wake
 from paceline.ports.newcomers import STOPPED, Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
@@ -111,7 +111,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     def _answer(self, worker: int, incarnation: int, answer: int) -> None:
         """Answers an accepted newcomer, unless it has died and the next one asks by now."""
         compare_and_swap(self._at(worker, _ASKS), 2 * incarnation + 1, answer)
-        wake_all(self._at(worker, _ASKS))
+        wake(self._at(worker, _ASKS))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         fail_point("newcomers.let_in")

@@ -11,7 +11,7 @@ from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
-from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake
 
 _UNDECIDED = -1
 _NEWS_S = 10.0  # the supervisor hears of a death within milliseconds, unless it does not get a core
@@ -100,7 +100,7 @@ class SharedViews(SegmentPart[PartPlan]):
     def living(self) -> Sequence[int]:
         number = self._round + 2
         self._tell(number)
-        wake_all(self._begun)
+        wake(self._begun)
         self.members = tuple(one for one in self.members if self._comes_to(one, number))
         return self.members
 
@@ -186,4 +186,4 @@ class SharedViews(SegmentPart[PartPlan]):
         if was_member:
             store(lost, self._newest() + 1)
         for one in (losses, lost, self._word("begun", worker)):
-            wake_all(one)
+            wake(one)

@@ -27,7 +27,7 @@ from paceline.loop.task_replica import TaskReplica
 from paceline.memory import atomics
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.shared_store import SharedStore
-from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
+from paceline.memory.waiting import spin_patiently, wait_briefly, wake
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Mailbox, Message, PeerLeft, Received
 from paceline.records.step_record import PackedRecords
@@ -309,7 +309,7 @@ def _waker(segment: Segment, repeats: int) -> list[float]:
         time.sleep(_FELL_ASLEEP_S)
         times_s.append(time.monotonic())
         atomics.store(word, number + 1)
-        wake_all(word)
+        wake(word)
     return times_s
 
 
