@@ -325,7 +325,7 @@ class Averages:
         """
         with suppress(RunStopped):
             for flight in self._flights:
-                flight.mean.wait()
+                flight.mean.end()
 
     def _state(self) -> dict[str, Any]:
         flights = [{"fragment": one.fragment, "due": one.due, "sent": one.sent.clone()} for one in self._flights]

@@ -46,6 +46,10 @@ class MeanUnderWay:
         """
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Waits for its end and discards the result."""
+        self.wait()
+
 
 class Means:
     """Starts the means of a method's fragments.
@@ -128,6 +132,9 @@ class _PlainMean(MeanUnderWay):
             numbers = vector.new_tensor(header.numbers, dtype=wide)
             self._buffer = torch.cat([numbers, vector[NUM_NUMBERS if is_flat else 0 :].to(wide)])
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
+
+    def end(self) -> None:
+        self._handle.wait()
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         members = self._handle.wait()
