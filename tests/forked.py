@@ -29,6 +29,7 @@ from paceline.run.fork_server import fork_server_context
 # What programs load that are more than workers. Not torch.distributed.run itself: `python -m` warns of what is loaded. The
 # workers' own modules come last, as they freeze what is loaded by then: a worker's collections pass over all of it.
 PRELOAD = (
+    "one_thread",
     "paceline.advice.advise",
     "paceline.worker.attach",
     "paceline.worker.memberships.elastic",
@@ -44,6 +45,7 @@ PRELOAD = (
     "pytest",  # of workers whose functions are in a file of tests
     *("loops.test_table", "model_parallel.tensor.model", "processes.survivors"),  # such files, and what they share
     *("contracts.programs", "processes.gossip_reference", "processes.programs", "processes.test_join_rounds"),
+    "all_threads",
     "paceline.run.preload",
 )
 
