@@ -30,7 +30,6 @@ class Target:
         return min(1.0, max(0.0, 1 - gap)) if self.accuracy is not None else gap
 
     def best(self, values: Iterable[float]) -> float | None:
-        """The best of some losses or accuracies."""
         return min(filter(math.isfinite, values), key=self.gap, default=None)
 
     def text(self, value: float) -> str:

@@ -81,7 +81,6 @@ class AllReduce(Algorithm):
 
     @property
     def takes_shards(self) -> bool:
-        """If whole gradients are averaged uncompressed, in equal shares."""
         return not (self.sharded or self.is_coded or self.by_speed)
 
     @property
@@ -111,7 +110,6 @@ class AllReduce(Algorithm):
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """If each steps on whole parameters."""
         return not self.sharded
 
     @property

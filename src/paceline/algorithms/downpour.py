@@ -158,7 +158,6 @@ class Downpour(Served):
             client.leave()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """x: the shard (P_s,), updated by every push as it comes."""
         serve_shard(shard_id, self._rules(ports.num_workers), ports)
 
     def _rules(self, num_workers: int) -> ShardRules:

@@ -129,7 +129,6 @@ class Exchanges:
             request.asked = self.send(peer, Message("withdraw", request.number))
 
     def ask_about_all(self) -> None:
-        """`ask_about` for every reachable partner."""
         for peer in self.expected():
             self.ask_about(peer)
 
@@ -230,7 +229,6 @@ class Exchanges:
         return False
 
     def answer_held(self) -> None:
-        """Answers the requests that were held."""
         while self.held:
             peer, request, since_s = self.held.pop(0)
             self._answer(peer, request, self._now_s() - since_s)

@@ -51,7 +51,6 @@ class LocalSGD(AveragedModels):
 
     @property
     def clips_before_the_mean(self) -> bool:
-        """In the warm-up."""
         return self.warmup_steps > 0
 
     def closures(self, num_workers: int) -> Closures:

@@ -107,7 +107,6 @@ class Means:
         return [without_memories(one) for one in self.state()]
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        """Restores the codecs' memories, if there are any."""
         if self._coded is not None and state:
             check_fits(state, [dict] * len(self._coded), WHAT)
             for one, kept in zip(self._coded, state, strict=True):

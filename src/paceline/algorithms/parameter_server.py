@@ -129,7 +129,6 @@ class ParameterServer(Served):
 
     @property
     def together(self) -> bool:
-        """As the mode defines it: in `sync`, the gradients of a step make one update."""
         return self.mode.together
 
     @property
@@ -209,7 +208,6 @@ class ParameterServer(Served):
             client.final()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
         serve_shard(shard_id, self._rules(ports.num_workers), ports)
 
     def _rules(self, num_workers: int) -> ShardRules:

@@ -64,7 +64,6 @@ class PartReduce:
         own.handle = self.collectives.start_reduce_scatter(own.padded, own.g)
 
     def finish(self) -> None:
-        """Waits for the strips of the mean."""
         # Missing gradients are known only now.
         numbers = torch.tensor(self.gradient.header(self.replica.samples).numbers, dtype=torch.float64)
         self.collectives.start_all_reduce(numbers).wait()

@@ -66,7 +66,6 @@ class Partners:
         return self._random.choice(partners)
 
     def others(self, than: Container[int]) -> list[int]:
-        """The possible partners except some."""
         return [peer for peer in self.possible() if peer not in than]
 
     def pause(self, peer: int) -> None:
@@ -75,7 +74,6 @@ class Partners:
         self._pauses[peer] = (self.turn + length, length)
 
     def hears(self, peer: int) -> None:
-        """A partner has sent a message."""
         self._heard.add(peer)
         if self._pauses:
             self._pauses.pop(peer, None)

@@ -180,7 +180,6 @@ class Round:
         return {"replicas": replicas, **{name: getattr(self, name) for name in _STATE}}
 
     def enter(self, given: dict[str, Any], vectors: Sequence[torch.Tensor] = ()) -> None:
-        """Is in the round of the worker that has `given` this, and has the same `vectors`."""
         vars(self).update({name: given[name] for name in _STATE})
         self.replicas.enter(given["replicas"], vectors)
 

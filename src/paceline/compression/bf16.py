@@ -31,7 +31,6 @@ class BFloat16(Codec):
         return self.feedback
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
-        """(elements,) bfloat16."""
         given = gradient if memory is None else gradient + memory
         sent = given.to(torch.bfloat16)
         # The receiver's vector: a float16 can be infinite where the bfloat16 is not.

@@ -121,7 +121,6 @@ class AtBits(Codec):
         return self.plain.moves
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
-        """uint8: the bits, and a payload of `qsgd`."""
         head = torch.tensor([self.plain.bits, 0, 0, 0], dtype=torch.uint8)
         return torch.cat([head, self.plain.encode(gradient, None, key)])
 

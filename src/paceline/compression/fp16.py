@@ -25,7 +25,6 @@ class Float16(Codec):
         return Moves(1.5, 1.5)
 
     def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
-        """(elements,) float16."""
         sent = gradient.to(torch.float16)
         if sent.numel() and not is_finite(sent):
             raise NotFiniteError("A gradient has elements that do not fit in float16.")

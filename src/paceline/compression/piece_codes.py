@@ -23,7 +23,6 @@ class Head(NamedTuple):
     numbers: Sequence[float]  # to be added up
 
     def bytes(self) -> Tensor:
-        """(HEAD,)."""
         own = torch.tensor((self.codec, self.used, self.given), dtype=torch.float64)
         numbers = torch.tensor(self.numbers, dtype=torch.float32)
         return torch.cat([own.view(torch.uint8), numbers.view(torch.uint8)])
@@ -46,11 +45,9 @@ class PieceCodes:
         return torch.zeros(*numbers, HEAD + self.padded, dtype=torch.uint8)
 
     def payloads(self, rows: Tensor) -> Tensor:
-        """(..., size)."""
         return rows[..., HEAD : HEAD + self.size]
 
     def decoded(self, payload: Tensor) -> Tensor:
-        """(piece,)."""
         return self._codec.decode(self._encoded(payload), self._piece, self._dtype)
 
     def coded_size(self, payload: Tensor) -> float:

@@ -39,7 +39,6 @@ class TopK(Codec):
         return Moves(8.0 + 27.0 * self.fraction, 1.0 + 14.0 * self.fraction)
 
     def num_kept(self, num_elements: int) -> int:
-        """The number of elements that are sent out of `num_elements`."""
         if num_elements >= 2**31:
             raise ValueError(f"top-k stores indices in 32 bits, too few for {num_elements} elements: use more shards.")
         return min(num_elements, max(1, round(self.fraction * num_elements)))
@@ -58,7 +57,6 @@ class TopK(Codec):
         return torch.cat([kept.to(torch.int32).view(torch.uint8), values.view(torch.uint8)])
 
     def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Zeros (elements,) with the values at their places."""
         k = self.num_kept(num_elements)
         check_payload(encoded, torch.uint8, self.payload_bytes(num_elements, dtype))
         indices = encoded[: 4 * k].clone().view(torch.int32).to(torch.int64)  # a copy starts where an int32 may

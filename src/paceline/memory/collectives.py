@@ -226,7 +226,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return self.members
 
     def kept(self, worker: int) -> int:
-        """As in `Survivors`: the steps since the last mean."""
         return 0
 
     def place(self) -> int:
@@ -338,7 +337,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return True
 
     def is_dead(self, worker: int, incarnation: int) -> bool:
-        """Whether an incarnation of a worker is known to have died."""
         return load(self._losses + worker * LINE_BYTES) > 2 * incarnation + 1
 
     def _missing(self) -> list[int]:

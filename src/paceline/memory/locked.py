@@ -71,11 +71,9 @@ class LockedVector(OneVector):
         }
 
     def reading(self) -> AbstractContextManager[None]:
-        """Holds the lock for reading; raises `RunStopped` if the run ends while this waits."""
         return self._reading
 
     def writing(self) -> AbstractContextManager[None]:
-        """Holds the lock for writing; raises `RunStopped` if the run ends while this waits."""
         return self._writing
 
     def advance(self) -> int:

@@ -55,7 +55,6 @@ class RacingVector(OneVector):
         self.x.copy_(x)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Clears a dead worker's writing mark; returns whether it was set (its last update may be torn)."""
         return compare_and_swap(self._word("writing", participant_id), owner_token(participant_id, incarnation), 0)
 
 

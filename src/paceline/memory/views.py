@@ -118,7 +118,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return True
 
     def place(self) -> int:
-        """The round that this worker has begun last."""
         return self._round
 
     def end_of(self, worker: int) -> dict[str, int]:
@@ -168,7 +167,6 @@ class SharedViews(SegmentPart[PartPlan]):
         store(self._word("entered", self._worker_id), self._incarnation)
 
     def is_dead(self, worker: int, incarnation: int) -> bool:
-        """Whether an incarnation of a worker is known to have died."""
         return load(self._word("losses", worker)) > 2 * incarnation + 1
 
     # The supervisor

@@ -209,7 +209,6 @@ class Throttled(ABC):
         self._show_last()
 
     def update(self, progress: Progress) -> None:
-        """Show `progress` if `every_s` seconds have passed."""
         self._last = progress
         if self._now_s() - self._shown_s >= self._every_s:
             self._shown_s = self._now_s()

@@ -201,7 +201,6 @@ class OptimizerSettings(NamedTuple):
         return dict(self.groups[0].values)["lr"]
 
     def to_tensor(self) -> torch.Tensor:
-        """The settings as bytes."""
         return torch.frombuffer(bytearray(json.dumps(self).encode()), dtype=torch.uint8)
 
     @classmethod

@@ -128,7 +128,6 @@ class Trials:
         return sorted(found, key=float, reverse=True)
 
     def measure(self, kind: Literal["time", "steps"], percent: str) -> Measure:
-        """Time or updates to a fraction."""
         return Measure(kind, percent, f"{kind}_to_{percent}{'_s' if kind == 'time' else ''}")
 
     @cached_property

@@ -49,7 +49,6 @@ class Admission:
         """A worker leaves: it has no more data, or is dead. Its gradients still count."""
 
     def admit(self, update: UpdateInfo) -> Verdict:
-        """Decides on a gradient."""
         return Verdict.APPLY
 
     def complete(self) -> tuple[int, ...] | None:
@@ -254,7 +253,6 @@ class Quorum(Admission):
 
     @property
     def arrived(self) -> tuple[int, ...]:
-        """The workers whose gradients of this step have arrived."""
         return tuple(self._arrived)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:

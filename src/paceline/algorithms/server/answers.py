@@ -84,7 +84,6 @@ class Answers:
         self._has: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it has
 
     def note(self, selection: Selection | None, version: int) -> None:
-        """An update of the selected elements has made this version."""
         self._changed.note(selection, version)
 
     def hear(self, received: Received) -> None:
@@ -105,7 +104,6 @@ class Answers:
                 raise MalformedMessageError(worker, message, f"with invalid tables ({error})") from None
 
     def forget(self, worker: int) -> None:
-        """Another process takes the worker's place."""
         self._sent.pop(worker, None)
         self._has.pop(worker, None)
 

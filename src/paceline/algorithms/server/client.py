@@ -245,7 +245,6 @@ class Client:
         return self._finish(self._start(messages), in_order=in_order)
 
     def _start(self, messages: list[Message]) -> dict[int, Message]:
-        """Sends each shard its message."""
         self._has_met = False
         self._num_exchanges += 1
         self._clocks.clear()

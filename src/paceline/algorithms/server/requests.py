@@ -69,7 +69,6 @@ class Requests:
         return [one.worker for one in answers if one.worker not in self.without_x]
 
     def take_due(self, may_read: Callable[[int], bool], version: int, *, is_end: bool) -> list[Due]:
-        """Removes and returns the answers that are due at this version."""
         due = [Due(one, *self.decided.pop(one)) for one in [*self.decided] if may_read(one)]
         for worker in [one for one, (_, wanted) in self.fetches.items() if version >= wanted]:
             due.append(Due(worker, self.fetches.pop(worker)[0], 0))

@@ -39,7 +39,6 @@ class ShardRules:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether gradients may consist of rows."""
         return self.gathering.takes_rows and self.apply.takes_rows and isinstance(self.codec, NoCodec)
 
 
