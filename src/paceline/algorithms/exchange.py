@@ -174,10 +174,7 @@ class Exchanges:
     def refused(self, peer: int, number: int, *, was_answered: bool = False) -> Request | None:
         """Ends a request without an answer; returns the request if it was this worker's current one.
 
-        Args:
-            peer: the partner that says so.
-            number: the request's.
-            was_answered: the partner has applied its half, and its answer was lost with the connection.
+        If it `was_answered`, the partner has applied its half, and its answer was lost with the connection.
         """
         own = self.own
         request = self._resolve(peer, number)

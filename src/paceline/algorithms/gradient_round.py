@@ -35,9 +35,6 @@ class GradientRound:
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
 
-    Args:
-        by_speed: whether batch sizes are proportional to worker speed.
-
     Attributes:
         replacements: lets newcomers in.
         round: what all workers tell each other.

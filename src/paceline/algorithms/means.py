@@ -146,12 +146,7 @@ class _PlainMean(MeanUnderWay):
 
 
 class _CodedMean(MeanUnderWay):
-    """The mean of a coded vector, which it overwrites.
-
-    Args:
-        mean: the mean under way.
-        buffer: (n,), the vector.
-    """
+    """The mean of a coded vector, which it overwrites."""
 
     def __init__(self, mean: Mean, buffer: torch.Tensor) -> None:
         self._mean, self._buffer = mean, buffer

@@ -157,10 +157,6 @@ class Replacements:
 
         All members do so before the same step, newcomers as soon as they have entered.
 
-        Args:
-            port: of newcomers.
-            num_members: how many there are; None: as in the last mean.
-
         Raises:
             WorkerLostError: they are too few, and no newcomer comes.
         """

@@ -62,12 +62,7 @@ class Round:
         self.has_closure = self.is_evaluating = False
 
     def header(self, *, changed: bool = False, samples: float = 0.0) -> Header:
-        """What this worker says with its vector.
-
-        Args:
-            changed: whether this worker has something else to report.
-            samples: that the vector contains.
-        """
+        """What this worker says with its vector, which contains so many samples; `changed`: it has more to report."""
         changed |= bool(self._replacements.accept(has_closure=self.has_closure))
         return Header(self._surprised() or changed, self.replicas.digest, samples)
 
@@ -154,19 +149,12 @@ class Round:
         """All workers exchange reports if one has something to report.
 
         `is_late`: `end` had been called when the headers were sent.
-
-        Raises:
-            UsageError: as of `check`.
         """
         if self.needs_reports(heard):
             self.exchange(self.own_report(), self._earlier if is_late else None)
 
     def meet(self, *, steps: bool = False) -> None:
-        """A round without vectors: all report their place, and whether they step, before operations that would not match.
-
-        Raises:
-            UsageError: as of `check`.
-        """
+        """A round without vectors: all report their place, and whether they step, before operations that would not match."""
         if self._replica.round is not None:
             self._look()
             self.exchange(self._report(self._replica.step + 0.5 * steps))

@@ -85,10 +85,7 @@ def waits_of(run: RunData) -> tuple[Steps, np.ndarray, np.ndarray] | None:
 def blockers(steps: Steps, waits_for: str, *, own_models: bool) -> tuple[np.ndarray, np.ndarray]:
     """The worker whose event ended each step's wait, and when that event was; -1: no other worker's.
 
-    Args:
-        steps: of all workers.
-        waits_for: as `Algorithm.waits_for` says.
-        own_models: whether each worker counts its own versions.
+    `own_models`: each worker counts its own versions.
     """
     rows, made = steps.rows, steps.rows["applied_version"]
     blocker, since_s = np.full(len(rows), -1), np.full(len(rows), -np.inf)

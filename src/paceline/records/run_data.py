@@ -64,9 +64,6 @@ class RunData:
 
         Costs about 6 us per record, most of it to write its numbers so that they round-trip, and 0.3 ms per file.
 
-        Returns:
-            The folder.
-
         Raises:
             NotWrittenError: a file cannot be written; later files are not written, so that a result implies the rest.
         """

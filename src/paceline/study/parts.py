@@ -60,9 +60,6 @@ def read_levels(name: str, value: Any) -> tuple[Level, ...] | Range:
     (16, 64, 256)
     >>> read_levels("learning_rate", {"from": 0.001, "to": 0.1, "log": True})
     Range(low=0.001, high=0.1, log=True)
-
-    Raises:
-        UsageError: it is none of these.
     """
     where = f"[factors] '{name}'"
     if isinstance(value, Mapping):

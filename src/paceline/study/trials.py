@@ -168,11 +168,7 @@ class Trials:
     def pairs(self, factor: str, base: Any, other: Any, where: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of trials that differ in this factor alone: those at `base`, and each one's partner at `other`.
 
-        Args:
-            factor: `METHOD` for methods.
-            base: one of its levels.
-            other: another.
-            where: levels of other factors that the pairs have.
+        `where`: levels of other factors that the pairs have.
         """
         partners = self._partners_of(factor)
         if base not in partners or other not in partners:
