@@ -69,6 +69,7 @@ class AllReduce(Algorithm):
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
+    averages_in_backward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,10 +91,6 @@ class AllReduce(Algorithm):
     @property
     def by_speed(self) -> bool:
         return self.shares == "auto"
-
-    @property
-    def averages_in_backward(self) -> bool:
-        return True
 
     def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
         return waiting_less(self, slow)

@@ -85,6 +85,7 @@ class Downpour(Served):
     durability: Durability = "snapshot"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
+    serves_parts: ClassVar[bool] = True
     of_servers: ClassVar[tuple[str, ...]] = (
         "fetch", "push", "overlap", "warm_start_steps", "shards", "codec", "on_death", "durability", "snapshot_s",
     )  # fmt: skip
@@ -105,10 +106,6 @@ class Downpour(Served):
 
     def unrecorded(self, num_workers: int) -> str:
         return self._plain_server().unrecorded(num_workers)
-
-    @property
-    def serves_parts(self) -> bool:
-        return True
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""
