@@ -154,11 +154,6 @@ class Design:
             raise UsageError(f"only an optuna design uses a measure; {remedy}.")
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number and not a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def is_whole(value: Any) -> bool:
     """Whether it is a whole number and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)

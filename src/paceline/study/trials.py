@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.observe.words import workers_text
-from paceline.study.parts import is_number
+from paceline.records.run_data import is_number
 from paceline.study.statistics import SampleEstimate, Times, arrival_curve, median_estimate
 
 if TYPE_CHECKING:
