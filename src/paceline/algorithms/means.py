@@ -20,16 +20,11 @@ from paceline.system.saved_state import check_fits
 
 
 class Layout(NamedTuple):
-    """The layout of a fragment's vector (n,).
+    """The layout of a fragment's vector (n,)."""
 
-    Args:
-        ranges: of its tensors.
-        shapes: of its tensors.
-        is_flat: whether it is the whole flat vector, whose first 64 bytes are no parameter's, and can carry a header.
-    """
-
-    ranges: Ranges
-    shapes: Sequence[tuple[int, ...]]
+    ranges: Ranges  # of its tensors
+    shapes: Sequence[tuple[int, ...]]  # of its tensors
+    #: Whether it is the whole flat vector, whose first 64 bytes are no parameter's, and can carry a header.
     is_flat: bool = False
 
 
