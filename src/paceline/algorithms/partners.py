@@ -13,11 +13,7 @@ _LONGEST_PAUSE_TURNS = 64
 
 
 class Partners:
-    """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging.
-
-    Attributes:
-        ever: all neighbours at any step, ascending.
-    """
+    """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging."""
 
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
         assert ports.mailbox is not None
@@ -26,6 +22,7 @@ class Partners:
         self._random = ports.random
         period = topology.period(ports.num_workers)
         self._at_steps = [topology.partners(ports.worker_id, ports.num_workers, step) for step in range(period)]
+        # All neighbours at any step, ascending.
         self.ever = (
             self._at_steps[0] if period == 1 else tuple(sorted({one for step in self._at_steps for one in step}))
         )

@@ -40,11 +40,6 @@ class Round:
     accumulation causes no exchange. A worker whose expectation fails has something to report.
 
     Costs: an exchange of reports is an all-reduce of six numbers per worker.
-
-    Attributes:
-        replicas: compares what should be equal on all workers.
-        has_closure: whether loops pass one, by the last exchange.
-        is_evaluating: there are rounds within a step to evaluate closures.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters], replacements: Replacements) -> None:
@@ -53,12 +48,14 @@ class Round:
         self._ports = ports
         self._collectives = ports.collectives
         self._replacements = replacements  # whom the first worker accepts
-        self.replicas = EqualReplicas(replica, ports)
+        self.replicas = EqualReplicas(replica, ports)  # compares what should be equal on all workers
         self._round = self._step = 0  # of the last round
         self._earlier = 0  # step of the round before
         self._since = (0, 0)  # batches and steps from the last round to the present one
         self._followed: dict[int, tuple[int, int]] = {}  # by rounds since the last step
         self._meetings = 0
+        # is_evaluating: there are rounds within a step to evaluate closures.
+        # has_closure: whether loops pass one, by the last exchange.
         self.has_closure = self.is_evaluating = False
 
     def header(self, *, changed: bool = False, samples: float = 0.0) -> Header:

@@ -84,13 +84,10 @@ class Tuner:
     """Chooses a codec's parameters at each step; this base class changes nothing.
 
     A size measures the coding error in the tuner's own unit. Sizes of a gradient's vectors add up.
-
-    Attributes:
-        wants_size: whether it needs sizes.
-        asks_first: whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     """
 
-    wants_size = False
+    wants_size = False  # whether it needs sizes
+    # Whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     asks_first = False
 
     def __init__(self, codec: Codec) -> None:

@@ -147,16 +147,13 @@ class AtBits(Codec):
 
 
 class _SizesOfDQ(Tuner):
-    """Sizes are 4 s^2 times the bound of the error of rounding to s levels.
-
-    Attributes:
-        bits: of the present step.
-    """
+    """Sizes are 4 s^2 times the bound of the error of rounding to s levels."""
 
     wants_size = True
 
     def __init__(self, dq: DQ, bits: int) -> None:
         super().__init__(dq.at(bits))
+        # bits: of the present step.
         self._dq, self.bits = dq, bits
 
     def _take(self, bits: int) -> None:

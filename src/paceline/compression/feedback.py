@@ -15,12 +15,10 @@ class Feedback:
     always add up to the applied gradients, and a dropped gradient is in neither.
 
     Costs: if the codec has error feedback, two vectors, and a copy for each one that is sent.
-
-    Attributes:
-        memory: (n,), without unsettled changes; None: the codec has no error feedback.
     """
 
     def __init__(self, codec: Codec, num_elements: int, dtype: torch.dtype) -> None:
+        # (n,), without unsettled changes; None: the codec has no error feedback.
         self.memory = codec.start(num_elements, dtype)
         self._next = None if self.memory is None else torch.empty_like(self.memory)
         self._is_open = False

@@ -35,9 +35,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
 
     The word "asks": 2 i, where incarnation i waits; 2 i + 1, where it is accepted and can no longer step back; negative: it is
     refused.
-
-    Attributes:
-        place: how far this worker is in its rounds; set by the owner.
     """
 
     def __init__(self, *place: Any, **named: Any) -> None:
@@ -46,7 +43,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         self._count = self._word("count")
         self._seen = 0
         self._files: dict[int, int] = {}  # what this worker gave, by newcomer
-        self.place: Callable[[], int] = lambda: 0
+        self.place: Callable[[], int] = lambda: 0  # how far this worker is in its rounds; set by the owner
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:

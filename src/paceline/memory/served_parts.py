@@ -26,9 +26,6 @@ class ServedParts:
     """One `ServedVector` (P,) for each part of a model; the interface to the outside is the whole model (W,).
 
     Parameters that several parts hold are those of the first of these parts.
-
-    Attributes:
-        begin: its part's first element in a checkpoint, which has the parts' vectors in a row.
     """
 
     waited_s = 0.0
@@ -43,6 +40,7 @@ class ServedParts:
             for number, one in enumerate(plan.parts)
         ]
         self._own = self._parts[part]
+        # Its part's first element in a checkpoint, which has the parts' vectors in a row.
         self.begin = sum(plan.sharding.sizes[:part])
 
     @staticmethod

@@ -30,9 +30,6 @@ class SharedViews(SegmentPart[PartPlan]):
     have written the word of the round before. Any of them can decide, so none waits if the first member dies meanwhile.
 
     Costs: a write and two reads of shared memory per round; after a death, a read per worker.
-
-    Attributes:
-        members: of the round that this worker has begun last; after `living`, those that it has returned.
     """
 
     def __init__(self, *place: Any, **named: Any) -> None:
@@ -40,6 +37,7 @@ class SharedViews(SegmentPart[PartPlan]):
         self._worker_id, self._workers = self._participant, range(self._plan.num_participants)
         self._news, self._begun = self._word("news"), self._word("begun", self._worker_id)
         self._comes = self._word("comes")
+        # Of the round that this worker has begun last; after `living`, those that it has returned.
         self.members: Sequence[int] = self._workers
         self._incarnations = [0] * len(self._workers)
         self._round = -1  # the last one that this worker has begun

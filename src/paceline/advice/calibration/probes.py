@@ -118,14 +118,11 @@ def _all_steps(
 
 
 class ProcessTeam:
-    """Processes that do the same work at the same time.
-
-    Attributes:
-        segment: five shared words, zero at first, each on its own cache line; then the vector.
-    """
+    """Processes that do the same work at the same time."""
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
         self.store_at = _WORDS * LINE_BYTES + vector_bytes  # the offset in it at which two processes find each other
+        # Five shared words, zero at first, each on its own cache line; then the vector.
         self.segment = Segment.create(self.store_at + SharedStore.size_bytes(2))
         context = fork_server_context()
         self._lines: list[Connection] = []

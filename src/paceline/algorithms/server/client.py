@@ -53,9 +53,6 @@ class Client:
     If a server dies, the client waits for its successor and resends unanswered messages. The sequence number tells the
     successor whether it has applied that already. If its predecessor had answered, the client sends it the number of this
     worker's last update while it waits for the other shards.
-
-    Attributes:
-        sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
     def __init__(
@@ -71,6 +68,7 @@ class Client:
         self.x = ports.shared.x  # the parameters (P,)
         self._copy = WorkerCopy(ports)
         self.version = 0  # their version, as the first shard counts
+        # Number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
         self.sequence = 0
         self._mailbox = ports.mailbox
         self._now_s = ports.clock.now_s

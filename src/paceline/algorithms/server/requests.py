@@ -20,15 +20,12 @@ class Due(NamedTuple):
 
 
 class Requests:
-    """The workers' open requests.
-
-    Attributes:
-        decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
-        fetches: worker -> number of its request, and the version that it waits for.
-    """
+    """The workers' open requests."""
 
     def __init__(self) -> None:
+        # Worker -> number of its update and the version that it became: answered as soon as the worker may read.
         self.decided: dict[int, tuple[int, int]] = {}
+        # Worker -> number of its request, and the version that it waits for.
         self.fetches: dict[int, tuple[int, int]] = {}
         self.ends: set[int] = set()  # workers that wait until no worker trains any more
         self.without_x: set[int] = set()  # workers whose last request was not for parameters, or that have the newest
