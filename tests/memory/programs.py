@@ -83,8 +83,8 @@ def take_read_write_lock(segment, lock, num_participants, side):
 
 
 def update_locked(segment, start, plan, worker_id, num_workers, times, kind, backoff_s):
-    backoff = None if backoff_s is None else lambda attempt: backoff_s
-    vector = LockedVector(segment, plan, worker_id, kind=kind, backoff=backoff)
+    vector = LockedVector(segment, plan, worker_id, kind=kind)
+    vector.backoff = None if backoff_s is None else lambda attempt: backoff_s
     local = torch.empty(plan.num_parameters)
     meet(segment.address + start, num_workers)
     for _ in range(times):
