@@ -251,10 +251,6 @@ class Quorum(Admission):
         """How many gradients make the next update."""
         return min(self._target, len((self._members - self.absent).union(self._arrived)))
 
-    @property
-    def arrived(self) -> tuple[int, ...]:
-        return tuple(self._arrived)
-
     def join(self, worker_id: int, sequence: int = 0) -> None:
         self._members.add(worker_id)
         if worker_id in self._arrived:
