@@ -131,11 +131,7 @@ class Shard:
             "meetings": self._meetings.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": self._choices.state(),
-            "rule": {
-                **self._applier.state(),
-                **self._gathering.state(),
-                **(self._average.state() if self._average else {}),
-            },
+            "rule": self._applier.state() | self._gathering.state() | (self._average.state() if self._average else {}),
         }
 
     def _begin(self) -> None:
