@@ -25,7 +25,6 @@ from torch import nn
 
 import paceline as pl
 from paceline.compression.bits_rule import Budget, error_of
-from paceline.compression.codec import Encoded
 from paceline.compression.registry import codec_registry
 from paceline.compression.top_k import TopK
 
@@ -253,7 +252,7 @@ CONTROLS = {COARSE: PLAIN, FORGETFUL: METHODS[-1]}  # whom each must be worse th
 class Forgetful(TopK):
     """`top-k` without error feedback: what is not sent is lost."""
 
-    def encode(self, gradient: torch.Tensor, memory: torch.Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: torch.Tensor, memory: torch.Tensor | None, key: int = 0) -> torch.Tensor:
         """As if nothing had been kept back."""
         assert memory is not None
         return super().encode(gradient, memory.zero_(), key)

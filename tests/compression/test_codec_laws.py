@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compression.worlds import ROUNDED, UNBIASED, WITH_MEMORY, gaussian
-from paceline.compression.codec import Encoded, NotFiniteError, key_of
+from paceline.compression.codec import NotFiniteError, key_of
 from paceline.compression.dq import DQ
 from paceline.compression.qsgd import QSGD
 from paceline.compression.registry import codec_registry
@@ -117,13 +117,13 @@ def test_sent_plus_memory_is_what_came_in_exactly(codec):
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 511, 512, 513, 1025, 4099])
 def test_payloads_have_the_bytes_of_the_formula_and_are_exact_where_x_is(codec, size):
     x = gaussian(size, size)
-    encoded = codec.encode(x, codec.start(size, x.dtype), 5).x
+    encoded = codec.encode(x, codec.start(size, x.dtype), 5)
     assert encoded.dim() == 1
     assert encoded.is_contiguous()
     assert encoded.nbytes == codec.payload_bytes(size, x.dtype)
     received = torch.frombuffer(bytearray(b"?" + encoded.view(torch.uint8).numpy().tobytes()), dtype=torch.uint8)[1:]
     again = received.clone().view(encoded.dtype) if encoded.dtype != torch.uint8 else received  # at an odd address
-    both = [codec.decode(Encoded(one), size, x.dtype) for one in (encoded, again)]
+    both = [codec.decode(one, size, x.dtype) for one in (encoded, again)]
     assert torch.equal(*both)
     nothing = torch.zeros(size)
     assert torch.equal(decoded(codec, nothing, codec.start(size, x.dtype)), nothing)
@@ -145,13 +145,13 @@ def test_packed_bits(bits):
 def test_the_same_key_gives_the_same_codes_and_another_gives_others():
     x, codec = gaussian(1, 3000), QSGD()
     codes = [
-        codec.encode(x, None, key).x for key in (key_of(1, 2), key_of(1, 2), key_of(1, 3), key_of(2, 2), 5, 5 + 2**32)
+        codec.encode(x, None, key) for key in (key_of(1, 2), key_of(1, 2), key_of(1, 3), key_of(2, 2), 5, 5 + 2**32)
     ]
     assert torch.equal(codes[0], codes[1])
     for other in codes[2:]:
         assert 0.2 < (codes[0] != other).double().mean() < 0.9
     assert not torch.equal(codes[4], codes[5])
-    rounding = [(codec.decode(Encoded(one), 3000, x.dtype) - x).double() for one in (codes[0], codes[3])]
+    rounding = [(codec.decode(one, 3000, x.dtype) - x).double() for one in (codes[0], codes[3])]
     correlation = torch.corrcoef(torch.stack(rounding))[0, 1].item()
     assert abs(correlation) < 5 / math.sqrt(3000)  # errors of two workers are independent
 
@@ -172,12 +172,12 @@ def test_what_is_not_finite_is_refused_and_the_memory_unharmed(codec, bad, at):
 
 @pytest.mark.parametrize("codec", [QSGD(), Ternary(), Sign(), DQ()], ids=str)
 def test_scales_that_nobody_sends_are_refused(codec):
-    payload = codec.encode(gaussian(1, 100), codec.start(100, torch.float32)).x.clone()
+    payload = codec.encode(gaussian(1, 100), codec.start(100, torch.float32)).clone()
     at = 4 if isinstance(codec, DQ) else 0
     for bad in (math.nan, -1.0, math.inf):
         payload[at : at + 4] = torch.tensor([bad]).view(torch.uint8)
         with pytest.raises(ValueError, match="scale"):
-            codec.decode(Encoded(payload), 100, torch.float32)
+            codec.decode(payload, 100, torch.float32)
 
 
 @pytest.mark.parametrize("codec", [QSGD(), DQ(), Sign(), Ternary()], ids=str)

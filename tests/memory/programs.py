@@ -12,7 +12,7 @@ from paceline.memory.locks import Mutex, ReadWriteLock
 from paceline.memory.racing import RacingVector
 from paceline.memory.ring import RecordRing
 from paceline.memory.slots import SlotPool
-from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.memory.waiting import wait_briefly, wake
 from paceline.records.step_record import RECORD_DTYPE
 
 
@@ -28,7 +28,7 @@ def run(name, fail_point, arguments):
 def meet(address, count):
     """Goes on when `count` processes have come here, so that they really run at the same time."""
     fetch_add(address, 1)
-    wake_all(address)
+    wake(address)
     while (arrived := load(address)) < count:
         wait_briefly(address, arrived)
 
@@ -45,7 +45,7 @@ def count_up(segment, start, word, num_workers, times):
 
 def change_and_wake(segment, word, value):
     store(segment.address + word, value)
-    wake_all(segment.address + word)
+    wake(segment.address + word)
 
 
 def count_under_mutex(segment, start, lock, word, worker_id, num_workers, times):
@@ -83,8 +83,8 @@ def take_read_write_lock(segment, lock, num_participants, side):
 
 
 def update_locked(segment, start, plan, worker_id, num_workers, times, kind, backoff_s):
-    backoff = None if backoff_s is None else lambda attempt: backoff_s
-    vector = LockedVector(segment, plan, worker_id, kind=kind, backoff=backoff)
+    vector = LockedVector(segment, plan, worker_id, kind=kind)
+    vector.backoff = None if backoff_s is None else lambda attempt: backoff_s
     local = torch.empty(plan.num_parameters)
     meet(segment.address + start, num_workers)
     for _ in range(times):

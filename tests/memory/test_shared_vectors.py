@@ -64,9 +64,8 @@ def test_a_locked_vector_accounts_only_for_time_that_it_waited():
     holder = LockedVector(segment, plan, 0)
     waiter = LockedVector(segment, plan, 1, abort_address=abort)
     asked = []
-    backing_off = LockedVector(
-        segment, plan, 1, abort_address=abort, backoff=lambda attempt: asked.append(attempt) or 0.0
-    )
+    backing_off = LockedVector(segment, plan, 1, abort_address=abort)
+    backing_off.backoff = lambda attempt: asked.append(attempt) or 0.0
     with waiter.reading():
         pass
     assert waiter.waited_s == 0.0

@@ -146,9 +146,9 @@ def strips(vectors, weights, members):
 
     def program(worker, collectives):
         replica = replica_of(weights[worker])
-        ports = ports_of(vectors, collectives)
-        numbers, gradient = (worker, len(vectors), P), GradientRound(replica, ports)
-        owned = PartReduce(replica, collectives, gradient, *numbers, moved)
+        shared = SimpleNamespace(x=torch.empty(P))
+        ports = ports_of(vectors, collectives, worker_id=worker, shared=shared, moved=moved)
+        owned = PartReduce(replica, ports, collectives, GradientRound(replica, ports))
         for bucket in (vectors[worker][40:].clone(), vectors[worker][:40].clone()):
             owned.begin(bucket)
         owned.finish()

@@ -30,7 +30,6 @@ class Target:
         return min(1.0, max(0.0, 1 - gap)) if self.accuracy is not None else gap
 
     def best(self, values: Iterable[float]) -> float | None:
-        """The best of some losses or accuracies."""
         return min(filter(math.isfinite, values), key=self.gap, default=None)
 
     def text(self, value: float) -> str:
@@ -90,16 +89,12 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """How well one algorithm's models predict data that they were not fitted to.
-
-    Args:
-        leave_one_out: root mean square error of log10 of the loss above its optimum, by the number of workers left out.
-        step_error: largest share by which the system model misses a measured step time.
-    """
+    """How well one algorithm's models predict data that they were not fitted to."""
 
     algorithm: str
+    #: Root mean square error of log10 of the loss above its optimum, by the number of workers left out.
     leave_one_out: dict[int, float]
-    step_error: float | None
+    step_error: float | None  # largest share by which the system model misses a measured step time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,6 @@ class Campaign:
         return tuple(one.run.stretched(self._stretch(candidate)) for one in self.found.get(candidate, []))
 
     def simulated_rates(self, candidate: Candidate) -> list[float]:
-        """Samples per second of its simulations."""
         return [run.rates[0] for run in self.runs(candidate) if run.rates and run.rates[0] > 0]
 
     def _stretch(self, candidate: Candidate) -> float:

@@ -21,11 +21,6 @@ def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Pred
     """Adds the expected cost of kills to a prediction.
 
     Methods that continue lose a worker's share until it restarts; others lose all progress since the last checkpoint.
-
-    Args:
-        one: without kills.
-        kills_per_s: of each worker.
-        restart_s: seconds to restart a worker.
     """
     before = one.time_s
     if before is None or not kills_per_s:

@@ -74,7 +74,6 @@ class TaskProgram:
     def simulate(
         self, candidate: Candidate, cluster: Cluster, target: Target, *, limit_s: float, limit_samples: int, seed: int
     ) -> Observed:
-        """Trains with real gradients under a virtual clock."""
         epochs = limit_samples / self._num_samples()
         limit = {"limit_s": limit_s} if math.isfinite(limit_s) else {}
         targets = {"target_accuracy": target.accuracy, "target_loss": target.loss}

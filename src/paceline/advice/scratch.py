@@ -138,11 +138,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _check(path: Any, flags: int) -> None:
-    """Allows a write to a path, and replaces a link there by a copy; `flags` of `open`, or 0 if the link itself changes.
-
-    Raises:
-        WritesElsewhereError: the path is outside the scratch folder.
-    """
+    """Allows a write to a path, and replaces a link there by a copy; `flags` of `open`, or 0 if the link itself changes."""
     if _own is None or not isinstance(path, str | bytes):  # a descriptor was checked when it was opened
         return
     named = Path.cwd() / os.fsdecode(path)

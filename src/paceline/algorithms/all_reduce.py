@@ -16,7 +16,7 @@ from paceline.algorithms.plain import work_plainly
 from paceline.algorithms.shares import waiting_less
 from paceline.algorithms.table_mean import TableMean
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError
 from paceline.optim.half_types import to_sum_type
 from paceline.ports.ports import NUM_NUMBERS, Collectives, Handle, Ports
@@ -69,10 +69,11 @@ class AllReduce(Algorithm):
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
+    averages_in_backward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "all-to-all", "all-reduce", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "all-to-all", "all-reduce")
         if self.sharded and self.is_coded:
             raise UsageError(
                 "all-reduce(sharded=true) cannot have a codec: it sends new parameters, and a codec's rounding errors "
@@ -81,7 +82,6 @@ class AllReduce(Algorithm):
 
     @property
     def takes_shards(self) -> bool:
-        """If whole gradients are averaged uncompressed, in equal shares."""
         return not (self.sharded or self.is_coded or self.by_speed)
 
     @property
@@ -91,10 +91,6 @@ class AllReduce(Algorithm):
     @property
     def by_speed(self) -> bool:
         return self.shares == "auto"
-
-    @property
-    def averages_in_backward(self) -> bool:
-        return True
 
     def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
         return waiting_less(self, slow)
@@ -111,7 +107,6 @@ class AllReduce(Algorithm):
 
     @property
     def takes_several_optimizers(self) -> bool:
-        """If each steps on whole parameters."""
         return not self.sharded
 
     @property
@@ -158,8 +153,7 @@ def _work_sharded(
 ) -> None:
     shared = ports.shared
     gradient = GradientRound(replica, ports, by_speed=by_speed)
-    numbers = ports.worker_id, ports.num_workers, shared.x.numel()
-    strips = PartReduce(replica, collectives, gradient, *numbers, ports.moved)
+    strips = PartReduce(replica, ports, collectives, gradient)
     for _ in gradient.steps():
         version = shared.version
         replica.gradient(at=shared.x, version=version, ready=strips.begin, finish=strips.finish)

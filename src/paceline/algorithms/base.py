@@ -36,6 +36,10 @@ class Algorithm:
     lockstep: ClassVar[bool] = False
     #: Whether every worker gets every batch, in the same order, as workers with different parts of the model do.
     same_batches: ClassVar[bool] = False
+    #: Whether gradients are the mean of all workers' when `backward` returns.
+    averages_in_backward: ClassVar[bool] = False
+    #: Whether each part of a divided model may push its own gradients to servers of its own, and fetch from them.
+    serves_parts: ClassVar[bool] = False
     #: Maximum number of workers; None: any number.
     max_workers: ClassVar[int | None] = None
 
@@ -145,11 +149,6 @@ class Algorithm:
         return False
 
     @property
-    def averages_in_backward(self) -> bool:
-        """Whether gradients are the mean of all workers' when `backward` returns."""
-        return False
-
-    @property
     def clips_before_the_mean(self) -> bool:
         """Whether loops clip their own gradients before several workers' gradients are averaged."""
         return self.together and not self.averages_in_backward
@@ -183,11 +182,6 @@ class Algorithm:
     @property
     def takes_shards(self) -> bool:
         """Whether a layout may shard parameters over groups of workers: the program averages shards across groups."""
-        return False
-
-    @property
-    def serves_parts(self) -> bool:
-        """Whether each part of a divided model may push its own gradients to servers of its own, and fetch from them."""
         return False
 
     def weighting(self, num_workers: int) -> str:

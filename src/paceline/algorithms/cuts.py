@@ -24,7 +24,6 @@ class Fragment(NamedTuple):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def put(self, x: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes its elements (n,) to `x` (P,)."""
         at = 0
         for begin, end in self.ranges:
             x[begin:end].copy_(values[at : at + end - begin])

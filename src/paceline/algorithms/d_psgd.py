@@ -145,11 +145,7 @@ class DPSGD(Algorithm):
 
 
 class _Neighbours:
-    """Sends a worker's model to its neighbours, and receives theirs. A `Part` of the program.
-
-    Args:
-        deadline_s: how long to wait for one neighbour.
-    """
+    """Sends a worker's model to its neighbours, and receives theirs. A `Part` of the program."""
 
     def __init__(
         self, replica: Replica, ports: Ports[ReplicatedParameters], deadline_s: float, replacements: Replacements

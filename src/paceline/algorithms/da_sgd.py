@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
-from paceline.algorithms.merges import (
-    MeanOfModels,
-    Merge,
-    progress_of,
-    refuse_no_progress,
-    rule_of_models,
-    slow_progress,
-)
+import torch
+
+from paceline.algorithms.fragments import AveragedModels
+from paceline.algorithms.merges import MeanOfModels, Merge, Rule, refuse_no_progress, rule_of_models
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError
-from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
-from paceline.ports.shared import ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
 _DEFAULT_WEIGHT = 0.25
@@ -72,7 +65,7 @@ class DaSGD(AveragedModels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "all-to-all", "da-sgd", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "all-to-all", "da-sgd")
         if self.delay != "auto" and self.delay > self.period:
             raise UsageError(
                 f"A delay of {self.delay} steps is above the period of {self.period}, so the next average would be "
@@ -86,25 +79,14 @@ class DaSGD(AveragedModels):
             refuse_no_progress(self.progress_factor(self.delay))
 
     def progress_factor(self, delay: int) -> float:
-        """The share of the local steps that a merge keeps."""
-        return progress_of(self.period, delay, self.local_weight) if self.merge == "paper" else 1.0
+        return super().progress_factor(delay) if self.merge == "paper" else 1.0
 
     def rate_factor(self, delay: int) -> float:
         return 1 / self.progress_factor(delay) if self.compensate else 1.0
 
-    def unrecorded(self, num_workers: int) -> str:
-        return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
-
     def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """A warning if merges drop most of the local steps and so lengthen the others; a lone worker merges nothing."""
-        if self.delay != "auto":
-            chosen, delay = "", self.delay
-        else:
-            chosen = f"delay=auto has chosen {delay} steps. "
-        if delay is None or num_workers == 1:
-            return ""
-        said = slow_progress(self.progress_factor(delay), self.rate_factor(delay))
-        return said and chosen + said
+        """A lone worker merges nothing."""
+        return super().caution(num_workers, delay) if num_workers > 1 else ""
 
     def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
         delay = 0 if num_workers == 1 else delay if self.delay == "auto" else self.delay
@@ -114,16 +96,9 @@ class DaSGD(AveragedModels):
             "rate_factor": self.rate_factor(delay),
         }
 
-    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """Every `period` steps, starts the mean of all models and merges it `delay` steps later."""
-        most = self.period if self.progress_factor(self.period) else self.period - 1
-        averages = Averages(
-            replica,
-            ports,
-            Schedule(self.period, self.delay),
-            lambda common: rule_of_models(MeanOfModels(self.merge, self.local_weight), self.codec, common),
-            most,
-            codec=self.codec,
-            caution=self.caution,
-        )
-        train(replica, ports, averages, rate_factor=self.rate_factor)
+    @property
+    def most_delay(self) -> int:
+        return self.period if self.progress_factor(self.period) else self.period - 1
+
+    def rule(self, common: Callable[[], list[torch.Tensor]]) -> Rule:
+        return rule_of_models(MeanOfModels(self.merge, self.local_weight), self.codec, common)

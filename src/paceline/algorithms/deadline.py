@@ -24,12 +24,8 @@ class MeasuredDeadline:
         self._spread = spread
         self._least_s = least_s
         self._waits_s: deque[float] = deque(maxlen=_WINDOW)
-        self._value_s = first_s
+        self.value_s = first_s
         self._num_new = 0
-
-    @property
-    def value_s(self) -> float:
-        return self._value_s
 
     def add(self, wait_s: float) -> None:
         self._waits_s.append(wait_s)
@@ -39,11 +35,11 @@ class MeasuredDeadline:
         self._num_new = 0
         longest_s = max(self._waits_s)
         if longest_s + self._spread * (longest_s - min(self._waits_s)) <= self._least_s:
-            self._value_s = self._least_s  # the lower bound wins for any medians
+            self.value_s = self._least_s  # the lower bound wins for any medians
             return
         middle_s = _median(self._waits_s)
         deviation_s = _median([abs(one - middle_s) for one in self._waits_s])
-        self._value_s = max(self._least_s, middle_s + self._spread * deviation_s)
+        self.value_s = max(self._least_s, middle_s + self._spread * deviation_s)
 
 
 def _median(values: Iterable[float]) -> float:

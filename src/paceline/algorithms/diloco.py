@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
-from paceline.algorithms.merges import OuterStep, progress_of, refuse_no_progress, slow_progress
+import torch
+
+from paceline.algorithms.fragments import AveragedModels
+from paceline.algorithms.merges import OuterStep, Rule, refuse_no_progress
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError
 from paceline.optim.outer import Nesterov, Outer
-from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
-from paceline.ports.shared import ReplicatedParameters
 from paceline.specs.bounds import COUNT, COUNT_FROM_0, DECAY
 
 
@@ -60,9 +60,11 @@ class DiLoCo(AveragedModels):
     local_weight: Annotated[float, DECAY] = 0.0
     codec: Codec = field(default_factory=NoCodec)
 
+    of_changes: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "all-to-all", "diloco", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "all-to-all", "diloco")
         if self.fragments > self.period:
             raise UsageError(
                 f"{self.fragments} fragments cannot be sent at different steps of a period of {self.period} steps: "
@@ -70,44 +72,20 @@ class DiLoCo(AveragedModels):
             )
         if self.delay != "auto":
             refuse_no_progress(self.progress_factor(self.delay))
-            if self.delay > self._most_delay:
+            if self.delay > self.most_delay:
                 raise UsageError(
                     f"With a delay of {self.delay} steps, an average would still be in transit when the next fragment "
-                    f"is sent, every {self.period / self.fragments:.3g} steps: write delay={self._most_delay} or "
+                    f"is sent, every {self.period / self.fragments:.3g} steps: write delay={self.most_delay} or "
                     "less, fewer fragments or a longer period."
                 )
 
     @property
-    def _most_delay(self) -> int:
+    def most_delay(self) -> int:
         return (self.period - 1) // self.fragments
-
-    def progress_factor(self, delay: int) -> float:
-        return progress_of(self.period, delay, self.local_weight)
-
-    def unrecorded(self, num_workers: int) -> str:
-        return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
-
-    def caution(self, num_workers: int, delay: int | None = None) -> str:
-        """A warning if merges drop most of the local steps, even with one worker."""
-        if self.delay != "auto":
-            return slow_progress(self.progress_factor(self.delay))
-        said = slow_progress(self.progress_factor(delay)) if delay is not None else ""
-        return said and f"delay=auto has chosen {delay} steps. {said}"
 
     def figures(self, delay: int, num_workers: int) -> dict[str, Any]:
         delay = delay if self.delay == "auto" else self.delay
         return {"delay": delay, "progress_factor": self.progress_factor(delay)}
 
-    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """Sends fragments in turn; `delay` steps later the outer optimizer steps with the mean of their changes."""
-        averages = Averages(
-            replica,
-            ports,
-            Schedule(self.period, self.delay, self.fragments),
-            lambda common: OuterStep(self.outer, self.local_weight, common()),
-            self._most_delay,
-            codec=self.codec,
-            of_changes=True,
-            caution=self.caution,
-        )
-        train(replica, ports, averages)
+    def rule(self, common: Callable[[], list[torch.Tensor]]) -> Rule:
+        return OuterStep(self.outer, self.local_weight, common())

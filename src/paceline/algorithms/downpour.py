@@ -17,7 +17,7 @@ from paceline.algorithms.server.modes import Async
 from paceline.algorithms.server.served import Durability, OnDeath, Served, ShardRules
 from paceline.algorithms.server.standby import serve_shard
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import NoGradient, UsageError
 from paceline.optim.half_types import sum_type
 from paceline.optim.ranges import Ranges
@@ -85,13 +85,14 @@ class Downpour(Served):
     durability: Durability = "snapshot"
     snapshot_s: Annotated[float, SECONDS] = 5.0
 
+    serves_parts: ClassVar[bool] = True
     of_servers: ClassVar[tuple[str, ...]] = (
         "fetch", "push", "overlap", "warm_start_steps", "shards", "codec", "on_death", "durability", "snapshot_s",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "push", "downpour", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "push", "downpour")
         if self.overlap and self.apply.echoes:
             raise UsageError(
                 "With overlap=true the worker's sums of gradients are newer than the parameters of the gradient that it sends:"
@@ -100,23 +101,11 @@ class Downpour(Served):
         self._plain_server()  # checks what both have
 
     @property
-    def server_rule(self) -> ApplyRule:
-        return self.apply
-
-    @property
     def keeps_order(self) -> bool:
         return super().keeps_order or self.overlap or self.fetch > 1 or self.push > 1
 
     def unrecorded(self, num_workers: int) -> str:
         return self._plain_server().unrecorded(num_workers)
-
-    @property
-    def serves_parts(self) -> bool:
-        return True
-
-    @property
-    def pushes_by(self) -> Codec:
-        return self.codec
 
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: this worker's copy of the parameters (P,); g: its gradient; accrued: the sum of those not yet pushed (P,)."""
@@ -166,7 +155,6 @@ class Downpour(Served):
             client.leave()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """x: the shard (P_s,), updated by every push as it comes."""
         serve_shard(shard_id, self._rules(ports.num_workers), ports)
 
     def _rules(self, num_workers: int) -> ShardRules:

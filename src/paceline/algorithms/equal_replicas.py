@@ -140,7 +140,6 @@ class EqualReplicas:
         return {name: getattr(self, name) for name in _STATE}
 
     def enter(self, given: dict[str, Any], vectors: Sequence[torch.Tensor] = ()) -> None:
-        """Goes on as the worker that has `given` this, and has the same `vectors`."""
         vars(self).update(given)
         self._vectors = vectors
 

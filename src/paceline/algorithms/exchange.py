@@ -129,7 +129,6 @@ class Exchanges:
             request.asked = self.send(peer, Message("withdraw", request.number))
 
     def ask_about_all(self) -> None:
-        """`ask_about` for every reachable partner."""
         for peer in self.expected():
             self.ask_about(peer)
 
@@ -175,10 +174,7 @@ class Exchanges:
     def refused(self, peer: int, number: int, *, was_answered: bool = False) -> Request | None:
         """Ends a request without an answer; returns the request if it was this worker's current one.
 
-        Args:
-            peer: the partner that says so.
-            number: the request's.
-            was_answered: the partner has applied its half, and its answer was lost with the connection.
+        If it `was_answered`, the partner has applied its half, and its answer was lost with the connection.
         """
         own = self.own
         request = self._resolve(peer, number)
@@ -230,7 +226,6 @@ class Exchanges:
         return False
 
     def answer_held(self) -> None:
-        """Answers the requests that were held."""
         while self.held:
             peer, request, since_s = self.held.pop(0)
             self._answer(peer, request, self._now_s() - since_s)

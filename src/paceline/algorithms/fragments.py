@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -22,29 +22,39 @@ from paceline.algorithms.chosen_delay import ChosenDelay
 from paceline.algorithms.cuts import cut, layouts
 from paceline.algorithms.gradient_round import GradientRound
 from paceline.algorithms.means import Means, MeanUnderWay
-from paceline.algorithms.merges import Rule
+from paceline.algorithms.merges import Rule, progress_of, slow_progress
 from paceline.algorithms.round import Round
 from paceline.algorithms.round_messages import Header, Heard
 from paceline.algorithms.table_mean import averaging
-from paceline.compression.codec import Codec, NoCodec
+from paceline.compression.codec import Codec
 from paceline.errors import AlgorithmWarning, NoGradient, RunStopped
 from paceline.optim.half_types import sum_type
 from paceline.ports.ports import Ports
 from paceline.ports.replica import Replica
 from paceline.ports.shared import Needs, ReplicatedParameters
-from paceline.specs.bounds import COUNT
 from paceline.system.saved_state import check_fits, fits, unfit
 from paceline.system.torch_internals import tree_map
 
+_WHAT = "averages under way"
 
-@dataclass(frozen=True, kw_only=True)
+
 class AveragedModels(Algorithm):
-    """Base of `local-sgd`, `da-sgd` and `diloco`: workers average their models every `period` steps (H)."""
+    """Base of `local-sgd`, `da-sgd` and `diloco`: workers average their models every `period` steps (H).
 
-    period: Annotated[int, COUNT]
+    Subclasses are dataclasses with a `period` and a `codec`, and with those of the other fields that they let users choose.
+    """
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill under launch",)
     lockstep: ClassVar[bool] = True
+    #: Whether an outer optimizer steps with the mean of changes, also for a lone worker; else models are averaged.
+    of_changes: ClassVar[bool] = False
+
+    period: int
+    codec: Codec
+    warmup_steps: int = 0  # the first steps, which average every gradient instead
+    fragments: int = 1
+    delay: int | Literal["auto"] = 0
+    local_weight: float = 0.0
 
     def waiting_less(self, slow: Slow, num_workers: int) -> Algorithm | str | None:
         return replace(self, period=4 * self.period) if slow == "network" else super().waiting_less(slow, num_workers)
@@ -56,6 +66,60 @@ class AveragedModels(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs("replicated", collectives=True, own_models=True)
+
+    @property
+    def most_delay(self) -> int:
+        """The longest delay that "auto" may choose."""
+        return 0
+
+    def rule(self, common: Callable[[], list[torch.Tensor]]) -> Rule:
+        """The method's rule, given a function that returns the fragments that all workers have in common."""
+        raise NotImplementedError
+
+    def progress_factor(self, delay: int) -> float:
+        """The share of the local steps that a merge keeps."""
+        return progress_of(self.period, delay, self.local_weight)
+
+    def rate_factor(self, delay: int) -> float:
+        """The factor on the learning rate with this delay."""
+        return 1.0
+
+    def unrecorded(self, num_workers: int) -> str:
+        return "the speeds that the delay followed" if num_workers > 1 and self.delay == "auto" else ""
+
+    def caution(self, num_workers: int, delay: int | None = None) -> str:
+        """A warning if merges drop most of the local steps, and may lengthen the others."""
+        chosen = f"delay=auto has chosen {delay} steps. " if self.delay == "auto" else ""
+        delay = delay if self.delay == "auto" else self.delay
+        said = slow_progress(self.progress_factor(delay), self.rate_factor(delay)) if delay is not None else ""
+        return said and chosen + said
+
+    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
+        """x: this worker's parameters (P,), k: steps made."""
+        shared, averages = ports.shared, Averages(self, replica, ports)
+        gradient = averages.gradient
+        average = averaging(replica, ports, gradient) if self.warmup_steps else gradient.average
+        try:
+            for _ in gradient.replacements.steps():
+                k = shared.version
+                warms_up = k < self.warmup_steps
+                replica.gradient(at=shared.x, version=k)
+                if warms_up:
+                    average()
+                # Without a batch, a worker makes no local step.
+                if (warms_up and not gradient.is_void) or (replica.samples and not warms_up):
+                    with shared.writing():
+                        replica.apply(to=shared.x, scale=self.rate_factor(averages.delay))
+                if not warms_up:
+                    averages.after_step(k + 1)
+                if replica.samples:
+                    replica.applied(shared.advance(), gradient_version=k)
+                else:
+                    replica.absent(shared.advance(updates=0))
+        except NoGradient:
+            averages.drain()
+            raise
+        averages.drain()
 
 
 @dataclass(frozen=True)
@@ -86,34 +150,13 @@ class Flight(NamedTuple):
 
 
 class Averages:
-    """The fragments, and their flights.
+    """A method's fragments, and their flights."""
 
-    Args:
-        schedule: when each fragment departs.
-        make_rule: makes the method's rule, given a function that returns the fragments that all workers have in common.
-        most_delay: the longest delay that "auto" may choose.
-        codec: compresses fragments; the rule should send vectors that shrink.
-        of_changes: whether to average changes, for an outer optimizer, which also steps for a lone worker; else models.
-        caution: makes the warning for a delay chosen by "auto", from the number of workers and the delay.
-    """
-
-    def __init__(
-        self,
-        replica: Replica,
-        ports: Ports[ReplicatedParameters],
-        schedule: Schedule,
-        make_rule: Callable[[Callable[[], list[torch.Tensor]]], Rule],
-        most_delay: int = 0,
-        *,
-        codec: Codec | None = None,
-        of_changes: bool = False,
-        caution: Callable[[int, int], str] = lambda *_: "",
-    ) -> None:
-        self._replica, self._ports = replica, ports
-        self._codec = codec or NoCodec()
-        self._schedule = schedule
+    def __init__(self, method: AveragedModels, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
+        self._method, self._replica, self._ports = method, replica, ports
+        self._schedule = schedule = Schedule(method.period, method.delay, method.fragments)
         x = ports.shared.x
-        self._only_time, self._caution = not x.numel(), caution
+        self._only_time = not x.numel()
         self._fragments = [] if self._only_time else cut(replica.ranges, x.numel(), schedule.num_fragments)
         self.gradient = GradientRound(replica, ports)  # averages gradients, and lets newcomers in
         replacements = self.gradient.replacements
@@ -122,8 +165,8 @@ class Averages:
         self._flights: list[Flight] = []
         # Rounds of batches whose steps each fragment's last mean contains, and the one sent; 0: those of a checkpoint.
         self._rounds_in, self._rounds_sent = ([0] * schedule.num_fragments for _ in range(2))
-        self._of_changes = of_changes or not isinstance(self._codec, NoCodec)
-        self._is_on = of_changes or ports.num_workers > 1
+        self._of_changes = method.of_changes or method.is_coded
+        self._is_on = method.of_changes or ports.num_workers > 1
         restores = self._is_on and not ports.incarnation
         kept = ports.storage.restore() if ports.storage is not None and restores else None
         self._kept = kept if kept is not None and self._is_as_kept(kept) else None
@@ -132,8 +175,8 @@ class Averages:
         self._choice = None
         if schedule.delay == "auto":
             self._schedule = replace(schedule, delay=0)
-            self._choice = ChosenDelay(ports, most_delay) if ports.num_workers > 1 else None
-        self._rule = make_rule(self._common)
+            self._choice = ChosenDelay(ports, method.most_delay) if ports.num_workers > 1 else None
+        self._rule = method.rule(self._common)
         self._keeps = self._is_on and bool(schedule.delay or self._rule.state())
         self._means = self._new_means(keeps=self._keeps and (ports.storage is not None or ports.newcomers is not None))
         ports.counts.delay = int(self._schedule.delay)
@@ -141,7 +184,7 @@ class Averages:
             self._load(self._kept)
 
     def _new_means(self, *, keeps: bool) -> Means:
-        return Means(self._ports, self._codec, layouts(self._fragments, self._replica), keeps=keeps)
+        return Means(self._ports, self._method.codec, layouts(self._fragments, self._replica), keeps=keeps)
 
     @property
     def delay(self) -> int:
@@ -202,7 +245,7 @@ class Averages:
                 )
                 self._schedule, self._choice = replace(self._schedule, delay=delay), None
                 ports.counts.delay = delay
-                if not ports.worker_id and (said := self._caution(ports.num_workers, delay)):
+                if not ports.worker_id and (said := self._method.caution(ports.num_workers, delay)):
                     warnings.warn(said, AlgorithmWarning, stacklevel=2)
             if self._schedule.delay:
                 self._depart(index, k + int(self._schedule.delay))
@@ -337,44 +380,3 @@ class Averages:
         else:
             self._schedule, self._choice = Schedule(period, delay, num_fragments), None
             self._ports.counts.delay = delay
-
-
-_WHAT = "averages under way"
-
-
-def train(
-    replica: Replica,
-    ports: Ports[ReplicatedParameters],
-    averages: Averages,
-    *,
-    warmup_steps: int = 0,
-    rate_factor: Callable[[int], float] = lambda _: 1.0,
-) -> None:
-    """One worker's program. x: its parameters (P,), k: steps made.
-
-    The first `warmup_steps` average every gradient instead. `rate_factor` maps a delay to a factor on the learning rate.
-    """
-    shared = ports.shared
-    gradient = averages.gradient
-    average = averaging(replica, ports, gradient) if warmup_steps else gradient.average
-    try:
-        for _ in gradient.replacements.steps():
-            k = shared.version
-            warms_up = k < warmup_steps
-            replica.gradient(at=shared.x, version=k)
-            if warms_up:
-                average()
-            # Without a batch, a worker makes no local step.
-            if (warms_up and not gradient.is_void) or (replica.samples and not warms_up):
-                with shared.writing():
-                    replica.apply(to=shared.x, scale=rate_factor(averages.delay))
-            if not warms_up:
-                averages.after_step(k + 1)
-            if replica.samples:
-                replica.applied(shared.advance(), gradient_version=k)
-            else:
-                replica.absent(shared.advance(updates=0))
-    except NoGradient:
-        averages.drain()
-        raise
-    averages.drain()

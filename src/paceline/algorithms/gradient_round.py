@@ -34,16 +34,6 @@ class GradientRound:
     something to report.
 
     Costs: nothing as long as the same parameters have gradients; after a change on any worker, one small all-reduce.
-
-    Args:
-        by_speed: whether batch sizes are proportional to worker speed.
-
-    Attributes:
-        replacements: lets newcomers in.
-        round: what all workers tell each other.
-        unit: the power of two nearest to the last round's mean weight, by which weights are divided. Factors are then near 1,
-            and exactly 1 for the usual batch sizes. A power of two never rounds, so every unit gives the same bits.
-        is_void: no worker had a batch in this round, so that no step follows: those that had one have died.
     """
 
     def __init__(self, replica: Replica, ports: Ports[ReplicatedParameters], *, by_speed: bool = False) -> None:
@@ -51,16 +41,19 @@ class GradientRound:
         self._replica = replica
         self._ports = ports
         self._collectives = ports.collectives
-        self.replacements = Replacements(replica, ports)
+        self.replacements = Replacements(replica, ports)  # lets newcomers in
         self.replacements.parts.append(self)
-        self.round = Round(replica, ports, self.replacements)
+        self.round = Round(replica, ports, self.replacements)  # what all workers tell each other
         self._shares = SharesBySpeed(replica, ports) if by_speed and ports.num_workers > 1 else None
         if self._shares is not None:
             self.replacements.parts.append(self._shares)
         self._told: Ranges | None = ()
         self._agreed: Ranges = ()
+        # No worker had a batch in this round, so that no step follows: those that had one have died.
         self.is_void = False
         self._step = 0  # of the last mean
+        # The power of two nearest to the last round's mean weight, by which weights are divided. Factors are then near
+        # 1, and exactly 1 for the usual batch sizes. A power of two never rounds, so every unit gives the same bits.
         self.unit = 1.0
 
     def steps(self) -> Iterator[int]:

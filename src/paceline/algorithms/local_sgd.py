@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import torch
+
 from paceline.algorithms.base import Closures
-from paceline.algorithms.fragments import AveragedModels, Averages, Schedule, train
-from paceline.algorithms.merges import MeanOfModels, rule_of_models
+from paceline.algorithms.fragments import AveragedModels
+from paceline.algorithms.merges import MeanOfModels, Rule, rule_of_models
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
-from paceline.ports.ports import Ports
-from paceline.ports.replica import Replica
-from paceline.ports.shared import ReplicatedParameters
+from paceline.compression.registry import check_carrier
 from paceline.specs.bounds import COUNT, COUNT_FROM_0
 
 
@@ -47,24 +47,15 @@ class LocalSGD(AveragedModels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_carrier(self.codec, "all-to-all", "local-sgd", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "all-to-all", "local-sgd")
 
     @property
     def clips_before_the_mean(self) -> bool:
-        """In the warm-up."""
         return self.warmup_steps > 0
 
     def closures(self, num_workers: int) -> Closures:
         """A warm-up averages one gradient per step."""
         return "once" if self.warmup_steps and num_workers > 1 else super().closures(num_workers)
 
-    def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
-        """Every `period` steps each model becomes the mean of all."""
-        averages = Averages(
-            replica,
-            ports,
-            Schedule(self.period),
-            lambda common: rule_of_models(MeanOfModels(), self.codec, common),
-            codec=self.codec,
-        )
-        train(replica, ports, averages, warmup_steps=self.warmup_steps)
+    def rule(self, common: Callable[[], list[torch.Tensor]]) -> Rule:
+        return rule_of_models(MeanOfModels(), self.codec, common)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,34 +20,30 @@ from paceline.system.saved_state import check_fits
 
 
 class Layout(NamedTuple):
-    """The layout of a fragment's vector (n,).
+    """The layout of a fragment's vector (n,)."""
 
-    Args:
-        ranges: of its tensors.
-        shapes: of its tensors.
-        is_flat: whether it is the whole flat vector, whose first 64 bytes are no parameter's, and can carry a header.
-    """
-
-    ranges: Ranges
-    shapes: Sequence[tuple[int, ...]]
+    ranges: Ranges  # of its tensors
+    shapes: Sequence[tuple[int, ...]]  # of its tensors
+    #: Whether it is the whole flat vector, whose first 64 bytes are no parameter's, and can carry a header.
     is_flat: bool = False
 
 
-class MeanUnderWay(Protocol):
+class MeanUnderWay:
     """A mean that has been started, with which headers travel."""
 
     def advance(self) -> None:
         """Does the work that is due half-way; either all workers call it at the same step, or none does."""
-
-    def end(self) -> None:
-        """Waits for its end and discards the result."""
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         """The mean (n,), of half types in float32, what all workers say, and the workers whose vectors it contains.
 
         None: only time is simulated.
         """
-        ...
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Waits for its end and discards the result."""
+        self.wait()
 
 
 class Means:
@@ -106,15 +102,14 @@ class Means:
         return [without_memories(one) for one in self.state()]
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        """Restores the codecs' memories, if there are any."""
         if self._coded is not None and state:
             check_fits(state, [dict] * len(self._coded), WHAT)
             for one, kept in zip(self._coded, state, strict=True):
                 one.load(kept)
 
 
-class _PlainMean:
-    """Implements `MeanUnderWay` for an uncompressed vector.
+class _PlainMean(MeanUnderWay):
+    """The mean of an uncompressed vector.
 
     Args:
         collectives: adds up the vectors.
@@ -132,9 +127,6 @@ class _PlainMean:
             self._buffer = torch.cat([numbers, vector[NUM_NUMBERS if is_flat else 0 :].to(wide)])
         self._handle: Handle = collectives.start_all_reduce(self._buffer)
 
-    def advance(self) -> None:
-        """Does nothing: an all-reduce progresses without help."""
-
     def end(self) -> None:
         self._handle.wait()
 
@@ -148,23 +140,14 @@ class _PlainMean:
         return self._buffer[0 if self._is_flat else NUM_NUMBERS :].div_(len(members)), heard, members
 
 
-class _CodedMean:
-    """Implements `MeanUnderWay` for a coded vector, which the mean overwrites.
-
-    Args:
-        mean: the mean under way.
-        buffer: (n,), the vector.
-    """
+class _CodedMean(MeanUnderWay):
+    """The mean of a coded vector, which it overwrites."""
 
     def __init__(self, mean: Mean, buffer: torch.Tensor) -> None:
         self._mean, self._buffer = mean, buffer
 
     def advance(self) -> None:
-        """Adds up this worker's piece and starts sending it."""
         self._mean.advance()
-
-    def end(self) -> None:
-        self._mean.wait()
 
     def wait(self) -> tuple[torch.Tensor, Heard | None, Sequence[int]]:
         totals = self._mean.wait()

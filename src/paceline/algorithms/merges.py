@@ -6,7 +6,7 @@ Shapes: x, sent, mean: (n,), elements of one fragment. Means of half types are c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 
@@ -21,34 +21,51 @@ Merge = Literal["paper", "corrected", "cocod"]
 _WHAT = "the last average"
 
 
-class Rule(Protocol):
-    """The method-specific part of the engine."""
+class Rule:
+    """The method-specific part of the engine; this base class has no state."""
 
-    sends_a_copy: bool  # whether the fragment itself is sent, and so must be copied
-    moved_out: float  # vectors read and written to make the sent vector, besides that copy
+    sends_a_copy = False  # whether the fragment itself is sent, and so must be copied
+    moved_out = 1.0  # vectors read and written to make the sent vector, besides that copy
     moved_in: float  # vectors read and written by the merge, besides copying its result to the parameters
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
         """The vector to average (n,): `x` itself, or a new vector."""
-        ...
+        raise NotImplementedError
 
     def merged(self, fragment: int, x: torch.Tensor, sent: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
         """The merged `x` (n,), from this worker's `sent` vector and the `mean` of all, which may be overwritten."""
-        ...
+        raise NotImplementedError
 
     def common(self, fragment: int) -> list[torch.Tensor]:
         """The vectors (n,) of its state that are equal on all workers."""
-        ...
+        return []
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""
-        ...
+        return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores `state`."""
+        """Restores `state`; raises `UsageError` if it is of another model."""
 
 
-class MeanOfModels:
+class _OfAnchors(Rule):
+    """Sends changes since the anchors: by fragment, the last parameters (n,) that all workers had in common."""
+
+    def __init__(self, anchors: list[torch.Tensor]) -> None:
+        self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
+
+    def common(self, fragment: int) -> list[torch.Tensor]:
+        return [self._anchors[fragment]]
+
+    def state(self) -> dict[str, Any]:
+        return {"anchors": list(self._anchors)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        check_fits(state, self.state(), _WHAT)
+        self._anchors = state["anchors"]
+
+
+class MeanOfModels(Rule):
     """Averages parameters: for local SGD, DaSGD and CoCoD-SGD.
 
     Args:
@@ -73,32 +90,16 @@ class MeanOfModels:
             return torch.lerp(mean, x.to(mean.dtype), self._local_weight) if self._local_weight else mean
         return torch.add(x, mean - sent, alpha=1 - self._local_weight)
 
-    def common(self, fragment: int) -> list[torch.Tensor]:
-        """Nothing: the mean has the same bits everywhere."""
-        return []
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Nothing."""
-
-
-class OfChanges:
+class OfChanges(_OfAnchors):
     """Averages models by sending the changes since the last mean, so that codec errors shrink with the changes.
 
     Costs: the last mean, on every worker.
-
-    Args:
-        anchors: by fragment, the last parameters (n,) that all workers had in common.
     """
 
-    sends_a_copy = False
-    moved_out = 1.0
-
     def __init__(self, rule: MeanOfModels, anchors: list[torch.Tensor]) -> None:
+        super().__init__(anchors)
         self._rule = rule  # merges the models
-        self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
         self.moved_in = rule.moved_in + 6.0
 
     def outgoing(self, fragment: int, x: torch.Tensor) -> torch.Tensor:
@@ -109,34 +110,17 @@ class OfChanges:
         self._anchors[fragment] = anchor + mean
         return self._rule.merged(fragment, x, anchor + sent, self._anchors[fragment])
 
-    def common(self, fragment: int) -> list[torch.Tensor]:
-        """The last mean."""
-        return [self._anchors[fragment]]
 
-    def state(self) -> dict[str, Any]:
-        return {"anchors": list(self._anchors)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        check_fits(state, self.state(), _WHAT)
-        self._anchors = state["anchors"]
-
-
-class OuterStep:
+class OuterStep(_OfAnchors):
     """Averages changes since the last merge; an outer optimizer steps with their mean: for DiLoCo.
 
-    Costs: the outer parameters, and their momentum if there is one, equal on every worker.
-
-    Args:
-        anchors: by fragment, the outer parameters (n,) at its last merge, from which changes are counted.
+    Costs: the outer parameters, which are the anchors, and their momentum if there is one, equal on every worker.
     """
 
-    sends_a_copy = False
-    moved_out = 1.0
-
     def __init__(self, outer: Outer, local_weight: float, anchors: list[torch.Tensor]) -> None:
+        super().__init__(anchors)
         self._outer = outer
         self._local_weight = local_weight  # alpha, of the worker's own parameters in the merge
-        self._anchors = [anchor.to(sum_type(anchor.dtype), copy=True) for anchor in anchors]
         self._momenta = [one.new_zeros(one.shape) if outer.has_momentum else None for one in self._anchors]
         self.moved_in = 3.0 + 6.0 * outer.has_momentum + 3.0 * (local_weight > 0)
 
@@ -149,7 +133,6 @@ class OuterStep:
         return torch.lerp(anchor, x.to(anchor.dtype), self._local_weight) if self._local_weight else anchor
 
     def common(self, fragment: int) -> list[torch.Tensor]:
-        """The outer parameters, and their momentum if there is one."""
         return [one for one in (self._anchors[fragment], self._momenta[fragment]) if one is not None]
 
     def state(self) -> dict[str, Any]:
@@ -157,7 +140,6 @@ class OuterStep:
         return {"anchors": list(self._anchors), "momenta": momenta}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores `state`; raises `UsageError` if it is of another model."""
         momenta = {str(index): anchor for index, anchor in enumerate(self._anchors)}
         found = state.get("momenta")
         kept = {key: momenta.get(key) for key in found} if isinstance(found, dict) else {}

@@ -239,7 +239,6 @@ class PairwiseAveraging:
             self._exchanges.ask_about(peer)
 
     def _begin_next(self) -> None:
-        """Answers held requests, then begins the next queued exchange."""
         exchanges = self._exchanges
         exchanges.answer_held()
         for wanted in tuple(self._wanted):

@@ -18,7 +18,7 @@ from paceline.algorithms.server.standby import serve_shard
 from paceline.algorithms.server.update import COUNTED, DROPPED
 from paceline.algorithms.server.user import UserOptimizer
 from paceline.compression.codec import Codec, NoCodec
-from paceline.compression.registry import check_carrier, codec_registry
+from paceline.compression.registry import check_carrier
 from paceline.errors import UsageError, shown
 from paceline.optim.settings import not_linear
 from paceline.ports.ports import Ports, ServerPorts
@@ -101,7 +101,7 @@ class ParameterServer(Served):
                 "names, such as parse('parameter-server(mode=async)')."
             )
         super().__post_init__()
-        check_carrier(self.codec, "push", "parameter-server", codec_registry.spec(self.codec))
+        check_carrier(self.codec, "push", "parameter-server")
         self.mode.check_shards(self.shards)
         rule = self.apply.rule if isinstance(self.apply, Delayed) else self.apply
         if self.mode.follows_times and not rule.is_linear:
@@ -118,10 +118,6 @@ class ParameterServer(Served):
         return super().needs._replace(averaged=self.average is not None)
 
     @property
-    def server_rule(self) -> ApplyRule:
-        return self.apply
-
-    @property
     def overrides(self) -> str:
         if not self.apply.overrides_optimizer:
             return ""
@@ -133,7 +129,6 @@ class ParameterServer(Served):
 
     @property
     def together(self) -> bool:
-        """As the mode defines it: in `sync`, the gradients of a step make one update."""
         return self.mode.together
 
     @property
@@ -179,10 +174,6 @@ class ParameterServer(Served):
         is_weighted = num_workers > 1 and self.mode.follows_times and not self.apply.overrides_optimizer
         return _RESCALED if is_weighted else ""
 
-    @property
-    def pushes_by(self) -> Codec:
-        return self.codec
-
     def work(self, replica: Replica, ports: Ports[ServedParameters]) -> None:
         """x: the parameters as this worker last got them (P,); g: its gradient, which the servers apply."""
         if not ports.num_servers:
@@ -217,7 +208,6 @@ class ParameterServer(Served):
             client.final()
 
     def serve(self, shard_id: int, ports: ServerPorts) -> None:
-        """x: the shard (P_s,), updated as `mode` admits gradients and `apply` applies them."""
         serve_shard(shard_id, self._rules(ports.num_workers), ports)
 
     def _rules(self, num_workers: int) -> ShardRules:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from paceline.algorithms.gradient_round import GradientRound
 from paceline.optim.half_types import sum_type, to_sum_type
-from paceline.ports.ports import Collectives, Handle
+from paceline.ports.ports import Collectives, Handle, Ports
 from paceline.ports.replica import Piece, Replica
+from paceline.ports.shared import ReplicatedParameters
 
 _ALIGNMENT_ELEMENTS = 16  # 64 bytes of float32
 
@@ -40,12 +40,9 @@ class PartReduce:
     """
 
     replica: Replica
+    ports: Ports[ReplicatedParameters]
     collectives: Collectives
     gradient: GradientRound
-    worker_id: int
-    num_workers: int
-    num_elements: int
-    moved: Callable[..., None]  # as of `Ports`
     _buckets: list[_Bucket] = field(default_factory=list)
     _num_begun: int = 0
     _has_mean: bool = False  # of a step that has not been made
@@ -63,11 +60,10 @@ class PartReduce:
         own = self._buckets[self._num_begun]
         self._num_begun += 1
         torch.mul(to_sum_type(bucket), factor, out=own.padded[: own.length])
-        self.moved(2, of=bucket)
+        self.ports.moved(2, of=bucket)
         own.handle = self.collectives.start_reduce_scatter(own.padded, own.g)
 
     def finish(self) -> None:
-        """Waits for the strips of the mean."""
         # Missing gradients are known only now.
         numbers = torch.tensor(self.gradient.header(self.replica.samples).numbers, dtype=torch.float64)
         self.collectives.start_all_reduce(numbers).wait()
@@ -78,7 +74,7 @@ class PartReduce:
             bucket.handle.wait()
         if not self._pieces:
             self._lay_out()
-        self.moved(4 / self.num_workers)  # divided and gathered
+        self.ports.moved(4 / self.ports.num_workers)  # divided and gathered
         self._num_begun = 0
         for bucket in self._buckets:
             self._g[bucket.at : bucket.at + bucket.strip] = bucket.g.div_(total) if total else bucket.g
@@ -95,7 +91,7 @@ class PartReduce:
         self._meet(steps=True)
         for first, length, at in self._pieces:
             self._x[at : at + length] = x[first : first + length]
-        self.moved(2 / self.num_workers)
+        self.ports.moved(2 / self.ports.num_workers)
         self.replica.apply_pieces(to=self._x, g=self._g, pieces=self._pieces)
         for bucket in reversed(self._buckets):  # the first layers first: the next forward pass starts there
             part = self._x[bucket.at : bucket.at + bucket.strip]
@@ -108,15 +104,15 @@ class PartReduce:
         """Copies the strips of all workers to `x` (P,)."""
         for bucket in self._buckets:
             x[bucket.first : bucket.first + bucket.length] = bucket.x[: bucket.length]
-        self.moved(2)
+        self.ports.moved(2)
 
     def _cut(self, bucket: torch.Tensor) -> _Bucket:
         length, last = bucket.numel(), self._buckets[-1] if self._buckets else None
-        strip = math.ceil(length / self.num_workers / _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
+        strip = math.ceil(length / self.ports.num_workers / _ALIGNMENT_ELEMENTS) * _ALIGNMENT_ELEMENTS
         wide = sum_type(bucket.dtype)
-        padded = bucket.new_zeros(self.num_workers * strip, dtype=wide)
+        padded = bucket.new_zeros(self.ports.num_workers * strip, dtype=wide)
         return _Bucket(
-            first=(last.first if last else self.num_elements) - length,
+            first=(last.first if last else self.ports.shared.x.numel()) - length,
             length=length,
             strip=strip,
             at=last.at + last.strip if last else 0,
@@ -129,6 +125,6 @@ class PartReduce:
         size = sum(bucket.strip for bucket in self._buckets)
         self._x, self._g = (self._buckets[0].x.new_zeros(size) for _ in range(2))
         for bucket in self._buckets:
-            begin = min(self.worker_id * bucket.strip, bucket.length)
+            begin = min(self.ports.worker_id * bucket.strip, bucket.length)
             end = min(begin + bucket.strip, bucket.length)
             self._pieces.append(Piece(bucket.first + begin, end - begin, bucket.at))

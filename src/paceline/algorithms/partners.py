@@ -13,11 +13,7 @@ _LONGEST_PAUSE_TURNS = 64
 
 
 class Partners:
-    """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging.
-
-    Attributes:
-        ever: all neighbours at any step, ascending.
-    """
+    """A worker's neighbours in the graph: which are reachable, paused, or have stopped averaging."""
 
     def __init__(self, topology: Topology, peers: Literal["random", "rotate"], ports: Ports[SharedParameters]) -> None:
         assert ports.mailbox is not None
@@ -26,6 +22,7 @@ class Partners:
         self._random = ports.random
         period = topology.period(ports.num_workers)
         self._at_steps = [topology.partners(ports.worker_id, ports.num_workers, step) for step in range(period)]
+        # All neighbours at any step, ascending.
         self.ever = (
             self._at_steps[0] if period == 1 else tuple(sorted({one for step in self._at_steps for one in step}))
         )
@@ -66,7 +63,6 @@ class Partners:
         return self._random.choice(partners)
 
     def others(self, than: Container[int]) -> list[int]:
-        """The possible partners except some."""
         return [peer for peer in self.possible() if peer not in than]
 
     def pause(self, peer: int) -> None:
@@ -75,7 +71,6 @@ class Partners:
         self._pauses[peer] = (self.turn + length, length)
 
     def hears(self, peer: int) -> None:
-        """A partner has sent a message."""
         self._heard.add(peer)
         if self._pauses:
             self._pauses.pop(peer, None)

@@ -47,21 +47,17 @@ class Replacements:
     `Newcomers.min_workers` are left, they wait for newcomers before they begin a step.
 
     Costs: nothing while no newcomer waits; then one exchange, and the first worker's state, for which all wait.
-
-    Attributes:
-        parts: of the program, in the same order on all workers.
-        accepted: the newcomers that this worker, if it is the first, has accepted; worker id: incarnation.
-        num_members: number of members of the last round that the program has seen, and of the newcomers since.
-        incarnations: of all workers that replace others.
     """
 
     def __init__(self, replica: Replica, ports: Ports[Any]) -> None:
         self._replica, self._ports = replica, ports
         self._group = ports.views or cast(ElasticGroup, ports.collectives)
-        self.parts: list[Part] = []
+        self.parts: list[Part] = []  # of the program, in the same order on all workers
+        # The newcomers that this worker, if it is the first, has accepted; worker id: incarnation.
         self.accepted: dict[int, int] = {}
+        # Number of members of the last round that the program has seen, and of the newcomers since.
         self.num_members = ports.num_workers
-        self.incarnations: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}  # of all workers that replace others
         self._coming: dict[int, int] = {}  # let in before the next step
         self._compared: dict[int, int] = {}  # let in some steps ago
         self._compared_until = 0  # the round, if workers exchange models
@@ -156,10 +152,6 @@ class Replacements:
         """Lets in all that have been accepted, and waits for others until enough members are left.
 
         All members do so before the same step, newcomers as soon as they have entered.
-
-        Args:
-            port: of newcomers.
-            num_members: how many there are; None: as in the last mean.
 
         Raises:
             WorkerLostError: they are too few, and no newcomer comes.

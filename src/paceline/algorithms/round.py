@@ -40,11 +40,6 @@ class Round:
     accumulation causes no exchange. A worker whose expectation fails has something to report.
 
     Costs: an exchange of reports is an all-reduce of six numbers per worker.
-
-    Attributes:
-        replicas: compares what should be equal on all workers.
-        has_closure: whether loops pass one, by the last exchange.
-        is_evaluating: there are rounds within a step to evaluate closures.
     """
 
     def __init__(self, replica: Replica, ports: Ports[SharedParameters], replacements: Replacements) -> None:
@@ -53,21 +48,18 @@ class Round:
         self._ports = ports
         self._collectives = ports.collectives
         self._replacements = replacements  # whom the first worker accepts
-        self.replicas = EqualReplicas(replica, ports)
+        self.replicas = EqualReplicas(replica, ports)  # compares what should be equal on all workers
         self._round = self._step = 0  # of the last round
         self._earlier = 0  # step of the round before
         self._since = (0, 0)  # batches and steps from the last round to the present one
         self._followed: dict[int, tuple[int, int]] = {}  # by rounds since the last step
         self._meetings = 0
+        # is_evaluating: there are rounds within a step to evaluate closures.
+        # has_closure: whether loops pass one, by the last exchange.
         self.has_closure = self.is_evaluating = False
 
     def header(self, *, changed: bool = False, samples: float = 0.0) -> Header:
-        """What this worker says with its vector.
-
-        Args:
-            changed: whether this worker has something else to report.
-            samples: that the vector contains.
-        """
+        """What this worker says with its vector, which contains so many samples; `changed`: it has more to report."""
         changed |= bool(self._replacements.accept(has_closure=self.has_closure))
         return Header(self._surprised() or changed, self.replicas.digest, samples)
 
@@ -154,19 +146,12 @@ class Round:
         """All workers exchange reports if one has something to report.
 
         `is_late`: `end` had been called when the headers were sent.
-
-        Raises:
-            UsageError: as of `check`.
         """
         if self.needs_reports(heard):
             self.exchange(self.own_report(), self._earlier if is_late else None)
 
     def meet(self, *, steps: bool = False) -> None:
-        """A round without vectors: all report their place, and whether they step, before operations that would not match.
-
-        Raises:
-            UsageError: as of `check`.
-        """
+        """A round without vectors: all report their place, and whether they step, before operations that would not match."""
         if self._replica.round is not None:
             self._look()
             self.exchange(self._report(self._replica.step + 0.5 * steps))
@@ -180,7 +165,6 @@ class Round:
         return {"replicas": replicas, **{name: getattr(self, name) for name in _STATE}}
 
     def enter(self, given: dict[str, Any], vectors: Sequence[torch.Tensor] = ()) -> None:
-        """Is in the round of the worker that has `given` this, and has the same `vectors`."""
         vars(self).update({name: given[name] for name in _STATE})
         self.replicas.enter(given["replicas"], vectors)
 

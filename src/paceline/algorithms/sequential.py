@@ -49,13 +49,11 @@ class Sequential(Algorithm):
         return self.delay is not None
 
     def delayed(self, delay: Delay) -> Sequential:
-        """Plain SGD with late gradients."""
         if self.delay is not None:
             raise UsageError("This sequential already has a delay: leave out one of the two.")
         return dataclasses.replace(self, delay=delay)
 
     def work(self, replica: Replica, ports: Ports[RacingParameters]) -> None:
-        """x: parameters (P,)."""
         if self.delay is not None:
             work_alone(replica, ports, Delayed(delay=self.delay, rule=UserOptimizer()))
             return

@@ -104,7 +104,6 @@ class TailStep(StepSize):
     needs_counts: ClassVar[bool] = True
 
     def weight(self, staleness: int, ports: Ports[SharedParameters]) -> float:
-        """1 + A (1 - 2 F(staleness)), or 1 during the first 10 m updates."""
         if ports.staleness.total() < 10 * ports.num_workers:
             return 1.0
         return 1.0 + self.amplitude * (1.0 - 2.0 * ports.staleness.share_below(staleness))

@@ -58,7 +58,6 @@ class TableMean:
         replica.take_tables()
 
     def average(self) -> None:
-        """Replaces the replica's gradient by the mean of all, weighted by samples."""
         replica, gradient, g = self._replica, self._gradient, self._replica.g
         counts = self._gather_counts(replica.rows or {})
         rows_of = self._gather_rows(counts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 
 
@@ -30,8 +30,7 @@ class BFloat16(Codec):
     def remembers(self) -> bool:
         return self.feedback
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """(elements,) bfloat16."""
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         given = gradient if memory is None else gradient + memory
         sent = given.to(torch.bfloat16)
         # The receiver's vector: a float16 can be infinite where the bfloat16 is not.
@@ -40,11 +39,11 @@ class BFloat16(Codec):
             raise NotFiniteError("A gradient is not finite.")
         if memory is not None:
             torch.sub(given, decoded, out=memory)
-        return Encoded(sent)
+        return sent
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        check_payload(encoded.x, torch.bfloat16, num_elements)
-        return encoded.x.to(dtype)
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
+        check_payload(encoded, torch.bfloat16, num_elements)
+        return encoded.to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
         return 2 * num_elements

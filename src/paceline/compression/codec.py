@@ -27,12 +27,6 @@ class Moves(NamedTuple):
     decoding: float
 
 
-class Encoded(NamedTuple):
-    """A coded vector. For `none` it is the gradient itself: send it before the gradient changes."""
-
-    x: Tensor  # one contiguous tensor that a message can carry
-
-
 @dataclass(frozen=True, kw_only=True)
 class Codec:
     """A pair of functions between a vector and its payload, and the sender's memory for error feedback."""
@@ -54,9 +48,10 @@ class Codec:
         """The sender's memory, zeros (num_elements,) of the type for sums of `dtype`; None: no error feedback."""
         return torch.zeros(num_elements, dtype=sum_type(dtype)) if self.remembers else None
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """Code a vector.
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
+        """Code a vector as one contiguous tensor that a message can carry.
 
+        For `none` it is the gradient itself: send it before the gradient changes.
         With a memory, decoded(payload) + memory afterwards = gradient + memory before, rounded once, by that sum.
 
         Args:
@@ -69,7 +64,7 @@ class Codec:
         """
         raise TypeError(f"{type(self).__name__} must define encode")
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
         """The vector (num_elements,) of a payload.
 
         Raises:
@@ -89,13 +84,10 @@ class Tuner:
     """Chooses a codec's parameters at each step; this base class changes nothing.
 
     A size measures the coding error in the tuner's own unit. Sizes of a gradient's vectors add up.
-
-    Attributes:
-        wants_size: whether it needs sizes.
-        asks_first: whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     """
 
-    wants_size = False
+    wants_size = False  # whether it needs sizes
+    # Whether it needs the sizes of all workers' vectors before any is coded; else those of earlier ones.
     asks_first = False
 
     def __init__(self, codec: Codec) -> None:
@@ -105,7 +97,7 @@ class Tuner:
         """The size of a vector (n,) that is coded as one; NaN: it cannot be coded."""
         return 0.0
 
-    def coded_size(self, encoded: Encoded, num_elements: int) -> float:
+    def coded_size(self, encoded: Tensor, num_elements: int) -> float:
         return 0.0
 
     def fit(self, size: float, mean_size: float = 0.0, longest: int = 0) -> str:
@@ -135,12 +127,12 @@ class Tuner:
 class NoCodec(Codec):
     """The unchanged gradient; costs nothing, not even a copy."""
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        return Encoded(gradient)
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
+        return gradient
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        check_payload(encoded.x, dtype, num_elements)
-        return encoded.x
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
+        check_payload(encoded, dtype, num_elements)
+        return encoded
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
         return num_elements * dtype.itemsize

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.compression.bits_rule import Budget, History, error_of, power
-from paceline.compression.codec import Codec, Encoded, Moves, Tuner, check_payload
+from paceline.compression.codec import Codec, Moves, Tuner, check_payload
 from paceline.compression.qsgd import QSGD, error_size, size_of_scales
 from paceline.errors import UsageError
 from paceline.specs.bounds import ABOVE_0, BITS, BUCKET, COUNT, FRACTION
@@ -94,11 +94,11 @@ class DQ(Codec):
         encoding, decoding = self.at(self.max_bits).moves
         return Moves(encoding + 1.0, decoding)
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         """uint8: the bits, and a payload of `qsgd`; uses the target bits."""
         return self.at(round(self._target_bits)).encode(gradient, memory, key)
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
         return self.at(self.min_bits).decode(encoded, num_elements, dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
@@ -120,21 +120,19 @@ class AtBits(Codec):
     def moves(self) -> Moves:
         return self.plain.moves
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """uint8: the bits, and a payload of `qsgd`."""
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         head = torch.tensor([self.plain.bits, 0, 0, 0], dtype=torch.uint8)
-        return Encoded(torch.cat([head, self.plain.encode(gradient, None, key).x]))
+        return torch.cat([head, self.plain.encode(gradient, None, key)])
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        return self._plain_of(encoded, num_elements).decode(Encoded(encoded.x[_HEAD_BYTES:]), num_elements, dtype)
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
+        return self._plain_of(encoded, num_elements).decode(encoded[_HEAD_BYTES:], num_elements, dtype)
 
-    def size_of(self, encoded: Encoded, num_elements: int) -> float:
+    def size_of(self, encoded: Tensor, num_elements: int) -> float:
         """4 s^2 times the error bound of the payload."""
         plain = self._plain_of(encoded, num_elements)
-        return size_of_scales(plain.parts(num_elements, encoded.x[_HEAD_BYTES:]), num_elements)
+        return size_of_scales(plain.parts(num_elements, encoded[_HEAD_BYTES:]), num_elements)
 
-    def _plain_of(self, encoded: Encoded, num_elements: int) -> QSGD:
-        x = encoded.x
+    def _plain_of(self, x: Tensor, num_elements: int) -> QSGD:
         if x.dtype != torch.uint8 or x.dim() != 1 or len(x) < _HEAD_BYTES:
             check_payload(x, torch.uint8, self.payload_bytes(num_elements, torch.float32))
         bits = int(x[0])
@@ -149,16 +147,13 @@ class AtBits(Codec):
 
 
 class _SizesOfDQ(Tuner):
-    """Sizes are 4 s^2 times the bound of the error of rounding to s levels.
-
-    Attributes:
-        bits: of the present step.
-    """
+    """Sizes are 4 s^2 times the bound of the error of rounding to s levels."""
 
     wants_size = True
 
     def __init__(self, dq: DQ, bits: int) -> None:
         super().__init__(dq.at(bits))
+        # bits: of the present step.
         self._dq, self.bits = dq, bits
 
     def _take(self, bits: int) -> None:
@@ -215,7 +210,7 @@ class BudgetTuner(_SizesOfDQ):
         self._budget = Budget(dq._target_bits, dq.min_bits, dq.max_bits, dq.alpha, dq.total_steps)
         super().__init__(dq, self._budget.choose())
 
-    def coded_size(self, encoded: Encoded, num_elements: int) -> float:
+    def coded_size(self, encoded: Tensor, num_elements: int) -> float:
         assert isinstance(self.codec, AtBits)
         return self.codec.size_of(encoded, num_elements)
 

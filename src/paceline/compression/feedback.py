@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.compression.codec import Codec, Encoded
+from paceline.compression.codec import Codec
 from paceline.optim.ranges import Ranges
 
 
@@ -15,17 +15,15 @@ class Feedback:
     always add up to the applied gradients, and a dropped gradient is in neither.
 
     Costs: if the codec has error feedback, two vectors, and a copy for each one that is sent.
-
-    Attributes:
-        memory: (n,), without unsettled changes; None: the codec has no error feedback.
     """
 
     def __init__(self, codec: Codec, num_elements: int, dtype: torch.dtype) -> None:
+        # (n,), without unsettled changes; None: the codec has no error feedback.
         self.memory = codec.start(num_elements, dtype)
         self._next = None if self.memory is None else torch.empty_like(self.memory)
         self._is_open = False
 
-    def encode(self, codec: Codec, gradient: torch.Tensor, key: int, left_out: Ranges = ()) -> Encoded:
+    def encode(self, codec: Codec, gradient: torch.Tensor, key: int, left_out: Ranges = ()) -> torch.Tensor:
         """Codes a gradient (n,), as `Codec.encode`; discards an unsettled one.
 
         Elements in `left_out`, whose gradient is 0 and which the receiver does not update, keep their memory.

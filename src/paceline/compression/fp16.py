@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 
 
@@ -24,16 +24,15 @@ class Float16(Codec):
     def moves(self) -> Moves:
         return Moves(1.5, 1.5)
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
-        """(elements,) float16."""
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         sent = gradient.to(torch.float16)
         if sent.numel() and not is_finite(sent):
             raise NotFiniteError("A gradient has elements that do not fit in float16.")
-        return Encoded(sent)
+        return sent
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        check_payload(encoded.x, torch.float16, num_elements)
-        return encoded.x.to(dtype)
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
+        check_payload(encoded, torch.float16, num_elements)
+        return encoded.to(dtype)
 
     def payload_bytes(self, num_elements: int, dtype: torch.dtype) -> int:
         return 2 * num_elements

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, check_payload
+from paceline.compression.codec import Codec, check_payload
 from paceline.errors import UsageError
 
 
@@ -33,8 +33,8 @@ class BucketCodec(Codec):
         """The parts of the payload `x`; None: of a new one."""
         return Buckets(num_elements, self.bucket, self.code_bytes(num_elements), x)
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        parts = self.parts(num_elements, encoded.x)
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
+        parts = self.parts(num_elements, encoded)
         parts.check_scales()
         out = np.empty(num_elements, np.float32)
         self.read(parts, out)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, Tuner
+from paceline.compression.codec import Tuner
 from paceline.ports.ports import NUM_NUMBERS
 
 HEAD = 3 * 8 + NUM_NUMBERS * 4  # bytes of a row before its payload
@@ -23,7 +23,6 @@ class Head(NamedTuple):
     numbers: Sequence[float]  # to be added up
 
     def bytes(self) -> Tensor:
-        """(HEAD,)."""
         own = torch.tensor((self.codec, self.used, self.given), dtype=torch.float64)
         numbers = torch.tensor(self.numbers, dtype=torch.float32)
         return torch.cat([own.view(torch.uint8), numbers.view(torch.uint8)])
@@ -46,11 +45,9 @@ class PieceCodes:
         return torch.zeros(*numbers, HEAD + self.padded, dtype=torch.uint8)
 
     def payloads(self, rows: Tensor) -> Tensor:
-        """(..., size)."""
         return rows[..., HEAD : HEAD + self.size]
 
     def decoded(self, payload: Tensor) -> Tensor:
-        """(piece,)."""
         return self._codec.decode(self._encoded(payload), self._piece, self._dtype)
 
     def coded_size(self, payload: Tensor) -> float:
@@ -69,8 +66,8 @@ class PieceCodes:
                 error += (weight / unit / total) ** 2 * self.coded_size(payload)
         return mean.div_(total), error
 
-    def _encoded(self, payload: Tensor) -> Encoded:
-        return Encoded(payload if self._kind == torch.uint8 else payload.view(self._kind))
+    def _encoded(self, payload: Tensor) -> Tensor:
+        return payload if self._kind == torch.uint8 else payload.view(self._kind)
 
 
 def heads_of(rows: Tensor, workers: Sequence[int]) -> dict[int, Head]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import WHAT, Codec, Encoded, NotFiniteError, key_of, share_of
+from paceline.compression.codec import WHAT, Codec, NotFiniteError, key_of, share_of
 from paceline.compression.coding import Coding
 from paceline.compression.mean import Mean, Steps, Totals
 from paceline.compression.piece_codes import HEAD, Head, PieceCodes, heads_of
@@ -94,7 +94,7 @@ class Pieces:
     def _payload_type(self, codec: Codec) -> torch.dtype:
         if self._kind is None:
             nothing = torch.zeros(0, dtype=self._type)
-            self._kind = codec.encode(nothing, codec.start(0, self._type)).x.dtype
+            self._kind = codec.encode(nothing, codec.start(0, self._type)).dtype
         return self._kind
 
     def _clear_gaps(self, vector: Tensor) -> None:
@@ -163,7 +163,7 @@ class Pieces:
         status, payload = part[:_STATUS].view(torch.float64), part[_STATUS : _STATUS + codes.size]
         mean, error = codes.mean(taken, weights)
         try:
-            payload.copy_(codec.encode(mean, self.second, key).x.view(torch.uint8))
+            payload.copy_(codec.encode(mean, self.second, key).view(torch.uint8))
             status.fill_(error + codes.coded_size(payload))
         except NotFiniteError:  # finite numbers, but not their sum
             status.fill_(math.nan)
@@ -217,7 +217,7 @@ class Pieces:
         self.given[: vector.numel()] = vector
         parts = self.given.view(len(payloads), -1)
         memories = [None] * len(parts) if self.memory is None else list(self.memory.view_as(parts))
-        done: list[Encoded] = []
+        done: list[Tensor] = []
         for worker, (payload, part, memory) in enumerate(zip(payloads, parts, memories, strict=True)):
             try:
                 done.append(codec.encode(part, memory, key_of(key, worker)))
@@ -226,7 +226,7 @@ class Pieces:
                     if before is not None:
                         before.add_(codec.decode(one, self.piece, self.given.dtype)).sub_(given)
                 return False
-            payload.copy_(done[-1].x.view(torch.uint8))
+            payload.copy_(done[-1].view(torch.uint8))
         return True
 
     def _timed_steps(self, vector: Any, weight: float, numbers: Sequence[float]) -> Steps:

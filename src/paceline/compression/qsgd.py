@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, Moves, NotFiniteError
+from paceline.compression.codec import Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32, keys
 from paceline.specs.bounds import BITS, BUCKET
 
@@ -51,14 +51,14 @@ class QSGD(BucketCodec):
     def moves(self) -> Moves:
         return Moves(4.0, 2.5)
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         """uint8: scales as float32, then codes, eight in B bytes."""
         from paceline.compression import kernels
 
         parts = self.parts(len(gradient))
         x = scale(parts, gradient, self.norm)
         kernels.encode_levels(x, parts.scales, parts.bucket, self.levels, self.bits, *keys(key), parts.codes)
-        return Encoded(parts.x)
+        return parts.x
 
     def code_bytes(self, num_elements: int) -> int:
         return -(-num_elements // 8) * self.bits

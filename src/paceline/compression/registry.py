@@ -36,9 +36,8 @@ def probed_codecs() -> list[str]:
 
 def check_probed(name: str) -> None:
     """Refuses a codec whose speed cannot be measured."""
-    if codec_registry[name] not in (NoCodec, Power):
-        return
-    raise UsageError(f"The speed of codec {name} cannot be measured: leave it out.")
+    if codec_registry[name] in (NoCodec, Power):
+        raise UsageError(f"The speed of codec {name} cannot be measured: leave it out.")
 
 
 #: all-to-all: each worker adds up its part of the decoded vectors, re-encodes the sum, and all gather the parts.
@@ -60,8 +59,8 @@ _REFUSED: Mapping[tuple[Carrier, type[Codec]], str] = {
 }
 
 
-def check_carrier(codec: Codec, carrier: Carrier, where: str, name: str) -> None:
+def check_carrier(codec: Codec, carrier: Carrier, where: str) -> None:
     """Refuses a codec that a carrier does not support."""
     for (refusing, refused), reason in _REFUSED.items():
         if carrier == refusing and isinstance(codec, refused):
-            raise UsageError(f"{where} cannot have codec={name}: {reason}.")
+            raise UsageError(f"{where} cannot have codec={codec_registry.spec(codec)}: {reason}.")

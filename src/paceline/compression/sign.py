@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, Moves, NotFiniteError
+from paceline.compression.codec import Moves, NotFiniteError
 from paceline.compression.levels import BucketCodec, Buckets, as_float32
 from paceline.specs.bounds import BUCKET
 
@@ -49,7 +49,7 @@ class Sign(BucketCodec):
     def moves(self) -> Moves:
         return Moves(14.0, 3.0)
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         """uint8: scales as float32, then signs, eight in a byte."""
         from paceline.compression import kernels
 
@@ -60,9 +60,8 @@ class Sign(BucketCodec):
         if not kernels.mean_magnitudes(x, parts.bucket, parts.scales):
             raise NotFiniteError("A gradient is not finite.")
         kernels.encode_signs(x, parts.codes)
-        encoded = Encoded(parts.x)
-        torch.sub(given, self.decode(encoded, len(x), gradient.dtype), out=memory)
-        return encoded
+        torch.sub(given, self.decode(parts.x, len(x), gradient.dtype), out=memory)
+        return parts.x
 
     def code_bytes(self, num_elements: int) -> int:
         return -(-num_elements // 8)

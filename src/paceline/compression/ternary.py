@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Encoded, Moves
+from paceline.compression.codec import Moves
 from paceline.compression.levels import BucketCodec, Buckets, keys
 from paceline.compression.qsgd import scale
 from paceline.specs.bounds import ABOVE_0, BUCKET
@@ -52,7 +52,7 @@ class Ternary(BucketCodec):
         limit = self.clip * float(gradient.double().square().mean().sqrt())
         return gradient.to(torch.float32).clamp(-limit, limit)
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         """uint8: scales as float32, then codes, five in a byte."""
         from paceline.compression import kernels
 
@@ -61,7 +61,7 @@ class Ternary(BucketCodec):
         if self.clip is not None:
             x = scale(parts, self.clipped(gradient), "linf")
         kernels.encode_trits(x, parts.scales, parts.bucket, *keys(key), parts.codes)
-        return Encoded(parts.x)
+        return parts.x
 
     def code_bytes(self, num_elements: int) -> int:
         return -(-num_elements // 5)

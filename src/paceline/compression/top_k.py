@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded, Moves, NotFiniteError, check_payload
+from paceline.compression.codec import Codec, Moves, NotFiniteError, check_payload
 from paceline.optim.half_types import is_finite
 from paceline.specs.bounds import FRACTION
 
@@ -39,12 +39,11 @@ class TopK(Codec):
         return Moves(8.0 + 27.0 * self.fraction, 1.0 + 14.0 * self.fraction)
 
     def num_kept(self, num_elements: int) -> int:
-        """The number of elements that are sent out of `num_elements`."""
         if num_elements >= 2**31:
             raise ValueError(f"top-k stores indices in 32 bits, too few for {num_elements} elements: use more shards.")
         return min(num_elements, max(1, round(self.fraction * num_elements)))
 
-    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Encoded:
+    def encode(self, gradient: Tensor, memory: Tensor | None, key: int = 0) -> Tensor:
         """uint8 (k * (4 + bytes of an element),): indices as int32, ascending; then values in the gradient's own type."""
         assert memory is not None, "top-k without its memory would lose what it does not send"
         given = gradient + memory
@@ -55,14 +54,13 @@ class TopK(Codec):
         values = largest.clamp(-most, most).to(gradient.dtype)
         memory.copy_(given)
         memory[kept] = largest - values
-        return Encoded(torch.cat([kept.to(torch.int32).view(torch.uint8), values.view(torch.uint8)]))
+        return torch.cat([kept.to(torch.int32).view(torch.uint8), values.view(torch.uint8)])
 
-    def decode(self, encoded: Encoded, num_elements: int, dtype: torch.dtype) -> Tensor:
-        """Zeros (elements,) with the values at their places."""
+    def decode(self, encoded: Tensor, num_elements: int, dtype: torch.dtype) -> Tensor:
         k = self.num_kept(num_elements)
-        check_payload(encoded.x, torch.uint8, self.payload_bytes(num_elements, dtype))
-        indices = encoded.x[: 4 * k].clone().view(torch.int32).to(torch.int64)  # a copy starts where an int32 may
-        values = encoded.x[4 * k :].clone().view(dtype)
+        check_payload(encoded, torch.uint8, self.payload_bytes(num_elements, dtype))
+        indices = encoded[: 4 * k].clone().view(torch.int32).to(torch.int64)  # a copy starts where an int32 may
+        values = encoded[4 * k :].clone().view(dtype)
         if k and (int(indices.min()) < 0 or int(indices.max()) >= num_elements):
             raise ValueError(f"A top-k payload has indices beyond its {num_elements} elements.")
         return torch.zeros(num_elements, dtype=dtype).index_copy_(0, indices, values)

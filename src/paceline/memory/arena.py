@@ -28,7 +28,7 @@ from paceline.memory.shared_store import SharedStore
 from paceline.memory.slots import SlotPool
 from paceline.memory.staleness import SharedStalenessCounts
 from paceline.memory.views import SharedViews
-from paceline.memory.waiting import wake_all
+from paceline.memory.waiting import wake
 from paceline.optim.sharding import REPLICAS, AxisShape, Sharding
 from paceline.ports.ports import Ports, ServerPorts
 from paceline.ports.shared import AVERAGE, Needs
@@ -121,39 +121,15 @@ def plan_arena(
     if num_parts > 1:
         options["seats"] = seats
     shared = kind.reserve(layout, own_elements, num_participants, num_evaluators=1, dtype=dtype, **options)
-    collectives = (
-        SharedMemoryCollectives.reserve(layout, own_elements, num_workers, dtype=dtype) if needs.collectives else None
-    )
-    views = SharedViews.reserve(layout, own_elements, num_workers) if needs.views else None
-    newcomers = None
-    if (needs.collectives or needs.views) and sharding is None:
-        newcomers = SharedNewcomers.reserve(layout, own_elements, num_workers)
     axes = None
     if sharding is not None:
         replicas = AxisShape(num_workers // sharding.parts if num_parts == 1 else 1, sharding.parts)
         axes = plan_axes(layout, num_workers, {**sharding.axes, REPLICAS: replicas}, own_elements, dtype)
-    staleness = SharedStalenessCounts.reserve(layout)
-    rings = tuple(
-        RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {worker}") for worker in range(num_workers)
-    )
-    orders = tuple(
-        RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"order {worker}", rows=ORDER)
-        for worker in range(num_workers if needs.order and sharding is None else 0)
-    )
-    epoch_claims = SharedEpochClaims.reserve(layout, num_workers)
-    members = seats.workers + seats.servers
+    workers, members = range(num_workers), seats.workers + seats.servers
     named = [NamedLayout(layout, f"part {part}.") for part in range(num_parts if needs.mailbox else 0)]
-    stores = tuple(SharedStore.reserve(one, members) for one in named)
     replicas = range(seats.workers if num_parts > 1 and sharding is not None and sharding.lengths else 0)
-    mates = tuple(SharedStore.reserve(NamedLayout(layout, f"replica {one}."), num_parts) for one in replicas)
-    rounds = tuple(layout.words(f"rounds {n}", 1) for n in range(seats.workers if num_parts > 1 else 1))
-    ended = layout.words("ended", num_workers)
-    places = {
-        name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
-        for name, (shape, kind_) in extra.items()
-    }
+    sized = layout, own_elements, num_workers
     return ArenaPlan(
-        size_bytes=layout.size_bytes,
         num_workers=num_workers,
         num_servers=num_servers,
         num_elements=num_elements,
@@ -161,22 +137,31 @@ def plan_arena(
         needs=needs,
         control=control,
         shared=shared,
-        collectives=collectives,
-        views=views,
-        newcomers=newcomers,
-        staleness=staleness,
-        rings=rings,
-        orders=orders,
-        epoch_claims=epoch_claims,
-        stores=stores,
-        mates=mates,
-        rounds=rounds,
+        collectives=SharedMemoryCollectives.reserve(*sized, dtype=dtype) if needs.collectives else None,
+        views=SharedViews.reserve(*sized) if needs.views else None,
+        newcomers=(
+            SharedNewcomers.reserve(*sized) if (needs.collectives or needs.views) and sharding is None else None
+        ),
+        staleness=SharedStalenessCounts.reserve(layout),
+        rings=tuple(RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"ring {one}") for one in workers),
+        orders=tuple(
+            RecordRing.reserve(layout, capacity=_RING_RECORDS, name=f"order {one}", rows=ORDER)
+            for one in (workers if needs.order and sharding is None else ())
+        ),
+        epoch_claims=SharedEpochClaims.reserve(layout, num_workers),
+        stores=tuple(SharedStore.reserve(one, members) for one in named),
+        mates=tuple(SharedStore.reserve(NamedLayout(layout, f"replica {one}."), num_parts) for one in replicas),
+        rounds=tuple(layout.words(f"rounds {n}", 1) for n in range(seats.workers if num_parts > 1 else 1)),
         seats=seats,
-        ended=ended,
-        extra=places,
+        ended=layout.words("ended", num_workers),
+        extra={
+            name: (layout.reserve(name, max(8, _num_bytes(shape, kind_)), alignment_bytes=64), shape, kind_)
+            for name, (shape, kind_) in extra.items()
+        },
         sharding=sharding,
         memory_order=memory_order,
         axes=axes,
+        size_bytes=layout.size_bytes,  # of all areas above
     )
 
 
@@ -283,8 +268,8 @@ class Arena:
                 Rounds.close(self.segment.address + offset)
             return
         self.store("abort", 1)
-        wake_all(self.address("go"))
-        wake_all(self.address("abort"))
+        wake(self.address("go"))
+        wake(self.address("abort"))
 
     @property
     def is_stopped(self) -> bool:

@@ -15,7 +15,7 @@ from paceline.memory.atomics import load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import LINE_BYTES, PAGE_BYTES, Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
-from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake
 from paceline.optim.half_types import add_up, mean_into, sum_type, to_sum_type
 from paceline.ports.ports import NO_NUMBERS, NUM_NUMBERS, Counts, Handle
 from paceline.ports.rooted import count_operation
@@ -226,7 +226,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return self.members
 
     def kept(self, worker: int) -> int:
-        """As in `Survivors`: the steps since the last mean."""
         return 0
 
     def place(self) -> int:
@@ -298,7 +297,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         word, left = self._losses + worker_id * LINE_BYTES, 2 * incarnation + 1
         if load(word) < left:
             store(word, left + is_dead)
-        wake_all(self._arrivals + worker_id * LINE_BYTES)
+        wake(self._arrivals + worker_id * LINE_BYTES)
 
     def _reduce(self, part: slice, out: torch.Tensor) -> None:
         weights = self._weights.tolist()
@@ -309,7 +308,7 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         self._num_barriers += 1
         own = self._arrivals + self._worker_id * LINE_BYTES
         store(own, self._num_barriers)
-        wake_all(own)
+        wake(own)
         fail_point("lockstep.arrived")
         if not self._missing():
             return []
@@ -338,7 +337,6 @@ class SharedMemoryCollectives(SegmentPart[PartPlan], CarriedOutTogether):
         return True
 
     def is_dead(self, worker: int, incarnation: int) -> bool:
-        """Whether an incarnation of a worker is known to have died."""
         return load(self._losses + worker * LINE_BYTES) > 2 * incarnation + 1
 
     def _missing(self) -> list[int]:

@@ -53,11 +53,6 @@ def arm(worker_id: int, incarnation: int = 0) -> None:
 
 def fail_point(name: str) -> None:
     """Kills this process if this point is armed and this is the chosen hit."""
-    if _armed_name is not None:
-        _hit(name)
-
-
-def _hit(name: str) -> None:
     global _hits_left
     if name != _armed_name:
         return

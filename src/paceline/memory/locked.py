@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -35,19 +36,13 @@ class LockedVector(OneVector):
     Args:
         kind: `"mutex"` (readers exclude each other too) or `"rwlock"` (readers share; waiting writers go first). The
             same for all participants.
-        backoff: seconds to sleep after the attempt-th failure (from 0) before trying the lock again; None: queue.
     """
 
-    def __init__(
-        self,
-        *place: Any,
-        kind: Literal["mutex", "rwlock"] = "mutex",
-        backoff: Callable[[int], float] | None = None,
-        **named: Any,
-    ) -> None:
+    def __init__(self, *place: Any, kind: Literal["mutex", "rwlock"] = "mutex", **named: Any) -> None:
         super().__init__(*place, **named)
         self.waited_s = 0.0  # seconds spent waiting for the lock; the caller reads it and sets it back to 0
-        self.backoff = backoff
+        # Seconds to sleep after the attempt-th failure (from 0) before trying the lock again; None: queue.
+        self.backoff: Callable[[int], float] | None = None
         self.writing_word = self._word("writing")
         self.token = owner_token(self._participant, self._incarnation)
         offset, who = self._plan.at["lock"], (self._participant, self._incarnation, self._abort)
@@ -71,11 +66,9 @@ class LockedVector(OneVector):
         }
 
     def reading(self) -> AbstractContextManager[None]:
-        """Holds the lock for reading; raises `RunStopped` if the run ends while this waits."""
         return self._reading
 
     def writing(self) -> AbstractContextManager[None]:
-        """Holds the lock for writing; raises `RunStopped` if the run ends while this waits."""
         return self._writing
 
     def advance(self) -> int:
@@ -122,22 +115,14 @@ class LockedVector(OneVector):
             self.waited_s += time.perf_counter() - began_s
 
 
+@dataclass(slots=True)
 class _LockSide:
     """One side of the lock as a context manager: made once per vector, since a generator would cost 1 us per use."""
 
-    __slots__ = ("_acquire", "_release", "_try_acquire", "_vector")
-
-    def __init__(
-        self,
-        vector: LockedVector,
-        try_acquire: Callable[[], bool],
-        acquire: Callable[[], None],
-        release: Callable[[], None],
-    ) -> None:
-        self._vector = vector
-        self._try_acquire = try_acquire
-        self._acquire = acquire
-        self._release = release
+    _vector: LockedVector
+    _try_acquire: Callable[[], bool]
+    _acquire: Callable[[], None]
+    _release: Callable[[], None]
 
     def __enter__(self) -> None:
         self._vector.take(self._try_acquire, self._acquire)

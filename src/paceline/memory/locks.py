@@ -14,7 +14,7 @@ from paceline.memory.atomics import compare_and_swap, kernel, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.ownership import CONTENDED, owner_token, participant_of
 from paceline.memory.segment import LINE_BYTES, Segment
-from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake, wake_all
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake
 
 _FAILED, _TAKEN, _FAILED_AND_WAKE = 0, 1, 2
 
@@ -119,7 +119,7 @@ class Mutex:
         Called by the supervisor after it declared that incarnation dead and made sure that it no longer runs.
         """
         held = _let_go(self._word, token) >= 0
-        wake_all(self._word)
+        wake(self._word)
         return held
 
 
@@ -156,7 +156,7 @@ class ReadWriteLock:
         if _try_read(self._word, self._reader, self._token):
             fail_point("lock.taken")
             return True
-        wake_all(self._reader)  # a writer may have seen our word and sleep until it changes
+        wake(self._reader)  # a writer may have seen our word and sleep until it changes
         return False
 
     def acquire_read(self) -> None:
@@ -178,7 +178,7 @@ class ReadWriteLock:
         if writer_waits:
             if writer_waits < 0:
                 raise RuntimeError("released the read side of a lock that this worker does not hold")
-            wake_all(self._reader)
+            wake(self._reader)
 
     def try_acquire_write(self) -> bool:
         outcome = _try_write(self._word, self._readers, self._num_participants, self._token)
@@ -186,7 +186,7 @@ class ReadWriteLock:
             fail_point("lock.taken")
             return True
         if outcome == _FAILED_AND_WAKE:
-            wake_all(self._word)
+            wake(self._word)
         return False
 
     def acquire_write(self) -> None:
@@ -218,15 +218,15 @@ class ReadWriteLock:
         if contended:
             if contended < 0:
                 raise RuntimeError("released the write side of a lock that this worker does not hold")
-            wake_all(self._word)  # readers and writers sleep on the same word: all may be able to go on
+            wake(self._word)  # readers and writers sleep on the same word: all may be able to go on
 
     def recover(self, token: int) -> bool:
         """Releases the locks of a dead owner; returns whether it held the write side (see `Mutex.recover`)."""
         reader = self._readers + participant_of(token) * LINE_BYTES
         compare_and_swap(reader, token, 0)
-        wake_all(reader)
+        wake(reader)
         held = _let_go(self._word, token) >= 0
-        wake_all(self._word)
+        wake(self._word)
         return held
 
 

@@ -15,7 +15,7 @@ from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
-from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.memory.waiting import wait_briefly, wake
 from paceline.ports.newcomers import STOPPED, Refusal
 
 # The words of each worker: what it asks for, and in which epoch; the incarnation that is let in, and the worker that gives it
@@ -35,9 +35,6 @@ class SharedNewcomers(SegmentPart[PartPlan]):
 
     The word "asks": 2 i, where incarnation i waits; 2 i + 1, where it is accepted and can no longer step back; negative: it is
     refused.
-
-    Attributes:
-        place: how far this worker is in its rounds; set by the owner.
     """
 
     def __init__(self, *place: Any, **named: Any) -> None:
@@ -46,7 +43,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
         self._count = self._word("count")
         self._seen = 0
         self._files: dict[int, int] = {}  # what this worker gave, by newcomer
-        self.place: Callable[[], int] = lambda: 0
+        self.place: Callable[[], int] = lambda: 0  # how far this worker is in its rounds; set by the owner
 
     @staticmethod
     def areas(layout: Layout, plan: PartPlan) -> dict[str, int]:
@@ -111,7 +108,7 @@ class SharedNewcomers(SegmentPart[PartPlan]):
     def _answer(self, worker: int, incarnation: int, answer: int) -> None:
         """Answers an accepted newcomer, unless it has died and the next one asks by now."""
         compare_and_swap(self._at(worker, _ASKS), 2 * incarnation + 1, answer)
-        wake_all(self._at(worker, _ASKS))
+        wake(self._at(worker, _ASKS))
 
     def give(self, newcomers: Mapping[int, int], state: dict[str, Any]) -> None:
         fail_point("newcomers.let_in")

@@ -44,15 +44,6 @@ def numa_nodes(root: Path = _NODES) -> list[Node]:
     return sorted(nodes, key=lambda node: node.id)
 
 
-def describe(nodes: Sequence[Node] | None = None) -> str:
-    """One sentence on what placement can change on this machine."""
-    nodes = numa_nodes() if nodes is None else nodes
-    if len(nodes) == 1:
-        return "This machine has one memory node, so placement changes nothing."
-    parts = ", ".join(f"node {n.id}: {len(n.cpus)} CPUs and {n.memory_bytes / 2**30:.0f} GiB" for n in nodes)
-    return f"This machine has {len(nodes)} memory nodes ({parts})."
-
-
 def interleave(address: int, size_bytes: int) -> str:
     """Spreads the pages over all nodes in turn: equal bandwidth for all workers, for vectors that all read."""
     nodes = [node.id for node in numa_nodes() if node.memory_bytes]

@@ -30,7 +30,7 @@ class Placement:
         """Raises a `UsageError` if this machine lacks something that the algorithm needs; by default does nothing."""
 
     def place(self, segment: Segment) -> str:
-        """Applies the policy to untouched memory; returns a sentence on what it could not do, or an empty string."""
+        """Applies the policy to untouched memory; returns a sentence on what it did, or an empty string."""
         return ""
 
 
@@ -44,7 +44,7 @@ class Interleave(Placement):
     """Pages alternate over all nodes: every worker is equally far from the parameters on average."""
 
     def place(self, segment: Segment) -> str:
-        return numa.interleave(segment.address, segment.size_bytes) or numa.describe()
+        return numa.interleave(segment.address, segment.size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Bind(Placement):
             raise UsageError(f"This machine has no memory node {self.node}; it has {', '.join(map(str, known))}.")
 
     def place(self, segment: Segment) -> str:
-        return numa.bind(segment.address, segment.size_bytes, [self.node]) or numa.describe()
+        return numa.bind(segment.address, segment.size_bytes, [self.node])
 
 
 placement_registry = Registry("placement")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,18 +56,15 @@ class RacingVector(OneVector):
         self.x.copy_(x)
 
     def recover(self, participant_id: int, incarnation: int) -> bool:
-        """Clears a dead worker's writing mark; returns whether it was set (its last update may be torn)."""
         return compare_and_swap(self._word("writing", participant_id), owner_token(participant_id, incarnation), 0)
 
 
+@dataclass(slots=True)
 class _Writing:
     """A word that holds a worker's token while it writes, so that a kill in the middle is detected (context manager)."""
 
-    __slots__ = ("_token", "_word")
-
-    def __init__(self, word: int, token: int) -> None:
-        self._word = word
-        self._token = token
+    _word: int
+    _token: int
 
     def __enter__(self) -> None:
         store(self._word, self._token)

@@ -134,7 +134,6 @@ class ReplicatedVector(SegmentPart[PartPlan]):
         return there or sorted(workers, key=lambda worker: -load(self._word("words", worker)))
 
     def model(self, worker: int, out: torch.Tensor) -> int:
-        """Copies a worker's model into `out` (P,), consistent with one version; returns that version."""
         return self.copy_of(worker, out)
 
     def copy_of(self, worker: int, out: torch.Tensor) -> int:

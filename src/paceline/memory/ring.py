@@ -54,7 +54,7 @@ class RecordRing:
         self._capacity = plan.capacity
         self._written = segment.address + plan.written
         self._num_appended = load(self._written)  # a restarted worker continues after its predecessor's records
-        self._num_read = 0
+        self.num_read = 0
         self.lost = 0  # number of records that were overwritten before `drain` read them
 
     @staticmethod
@@ -97,20 +97,16 @@ class RecordRing:
         last = self._records[(written - 1) % self._capacity]
         return max(0, int(last["applied_version"]), int(last["gradient_version"]))
 
-    @property
-    def num_read(self) -> int:
-        return self._num_read
-
     def drain(self) -> npt.NDArray[np.void]:
         """The records since the last call, oldest first, as a private array (the reader's side)."""
         written = load(self._written)
-        start = max(self._num_read, written - self._capacity)
+        start = max(self.num_read, written - self._capacity)
         # take() with wrapping copies the ring's one or two pieces in one go.
         copied = self._records.take(np.arange(start, written), mode="wrap")
         # While we copied, the writer may have gone on, and it is writing record `now` at this moment: what lies a whole
         # ring before that, or earlier, may be a mixture of two records.
         now = _count_after_copying(self._written)
         sound = min(max(start, now - self._capacity + 1), written)
-        self.lost += sound - self._num_read
-        self._num_read = written
+        self.lost += sound - self.num_read
+        self.num_read = written
         return copied[sound - start :]

@@ -174,7 +174,6 @@ class ServedVector(SegmentPart[ServedPlan]):
                         vector[begin:end].copy_(x[begin:end])
 
     def snapshot_average(self, out: torch.Tensor) -> int:
-        """As `snapshot`, for the moving average."""
         assert self._average is not None
         versions = [self._copy(shard, self._average, out) for shard in range(len(self.ranges))]
         return versions[0]

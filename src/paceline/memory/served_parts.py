@@ -26,29 +26,21 @@ class ServedParts:
     """One `ServedVector` (P,) for each part of a model; the interface to the outside is the whole model (W,).
 
     Parameters that several parts hold are those of the first of these parts.
-
-    Attributes:
-        begin: its part's first element in a checkpoint, which has the parts' vectors in a row.
     """
 
     waited_s = 0.0
 
-    def __init__(
-        self,
-        segment: Segment,
-        plan: ServedPartsPlan,
-        participant_id: int,  # among all participants; methods that do not name the whole model concern its part
-        incarnation: int = 0,
-        abort_address: int = 0,
-    ) -> None:
+    def __init__(self, segment: Segment, plan: ServedPartsPlan, participant_id: int, *who: int) -> None:
+        """Methods that do not name the whole model concern the participant's part; `who` as of `SegmentPart`."""
         self._sharding, self._seats = plan.sharding, plan.seats
         part, member = plan.seats.of(participant_id)
         observer = plan.seats.workers + plan.seats.servers
         self._parts = [
-            ServedVector(segment, one, member if number == part else observer, incarnation, abort_address)
+            ServedVector(segment, one, member if number == part else observer, *who)
             for number, one in enumerate(plan.parts)
         ]
         self._own = self._parts[part]
+        # Its part's first element in a checkpoint, which has the parts' vectors in a row.
         self.begin = sum(plan.sharding.sizes[:part])
 
     @staticmethod

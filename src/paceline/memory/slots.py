@@ -214,7 +214,6 @@ class SlotPool(SegmentPart[SlotPlan]):
         return outcome > 0
 
     def discard(self, new: View) -> None:
-        """Gives back a slot that this worker claimed and has not published."""
         if _give_back(self._owners + new.slot * LINE_BYTES, self._token) < 0:
             raise RuntimeError(f"slot {new.slot} is not this worker's to give back")
 

@@ -11,7 +11,7 @@ from paceline.memory.atomics import compare_and_swap, fetch_add, load, store
 from paceline.memory.failpoints import fail_point
 from paceline.memory.segment import Layout
 from paceline.memory.segment_part import PartPlan, SegmentPart
-from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake_all
+from paceline.memory.waiting import raise_if_stopped, wait_briefly, wake
 
 _UNDECIDED = -1
 _NEWS_S = 10.0  # the supervisor hears of a death within milliseconds, unless it does not get a core
@@ -30,9 +30,6 @@ class SharedViews(SegmentPart[PartPlan]):
     have written the word of the round before. Any of them can decide, so none waits if the first member dies meanwhile.
 
     Costs: a write and two reads of shared memory per round; after a death, a read per worker.
-
-    Attributes:
-        members: of the round that this worker has begun last; after `living`, those that it has returned.
     """
 
     def __init__(self, *place: Any, **named: Any) -> None:
@@ -40,6 +37,7 @@ class SharedViews(SegmentPart[PartPlan]):
         self._worker_id, self._workers = self._participant, range(self._plan.num_participants)
         self._news, self._begun = self._word("news"), self._word("begun", self._worker_id)
         self._comes = self._word("comes")
+        # Of the round that this worker has begun last; after `living`, those that it has returned.
         self.members: Sequence[int] = self._workers
         self._incarnations = [0] * len(self._workers)
         self._round = -1  # the last one that this worker has begun
@@ -100,7 +98,7 @@ class SharedViews(SegmentPart[PartPlan]):
     def living(self) -> Sequence[int]:
         number = self._round + 2
         self._tell(number)
-        wake_all(self._begun)
+        wake(self._begun)
         self.members = tuple(one for one in self.members if self._comes_to(one, number))
         return self.members
 
@@ -118,7 +116,6 @@ class SharedViews(SegmentPart[PartPlan]):
         return True
 
     def place(self) -> int:
-        """The round that this worker has begun last."""
         return self._round
 
     def end_of(self, worker: int) -> dict[str, int]:
@@ -168,7 +165,6 @@ class SharedViews(SegmentPart[PartPlan]):
         store(self._word("entered", self._worker_id), self._incarnation)
 
     def is_dead(self, worker: int, incarnation: int) -> bool:
-        """Whether an incarnation of a worker is known to have died."""
         return load(self._word("losses", worker)) > 2 * incarnation + 1
 
     # The supervisor
@@ -186,4 +182,4 @@ class SharedViews(SegmentPart[PartPlan]):
         if was_member:
             store(lost, self._newest() + 1)
         for one in (losses, lost, self._word("begun", worker)):
-            wake_all(one)
+            wake(one)

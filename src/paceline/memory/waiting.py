@@ -29,7 +29,6 @@ _YIELDS = 4
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG: the waiters are other processes
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
 _HAS_FUTEX = sys.platform == "linux" and sys.byteorder == "little" and _SYS_FUTEX is not None
-_EVERYONE = 2**31 - 1
 
 
 class _Timespec(ctypes.Structure):
@@ -93,8 +92,8 @@ def wait_briefly(address: int, value: int) -> int:
     return now
 
 
-def wake(address: int, count: int) -> None:
-    """Wakes up to `count` waiters for a change of this word; change it first."""
+def wake(address: int, count: int = 2**31 - 1) -> None:
+    """Wakes up to `count` waiters for a change of this word, or all; change it first."""
     if _HAS_FUTEX:
         _syscall(
             ctypes.c_long(_SYS_FUTEX or 0),
@@ -105,11 +104,6 @@ def wake(address: int, count: int) -> None:
             None,
             ctypes.c_int(0),
         )
-
-
-def wake_all(address: int) -> None:
-    """Wakes all waiters for a change of this word; change it first."""
-    wake(address, _EVERYONE)
 
 
 def raise_if_stopped(abort_address: int) -> None:

@@ -26,66 +26,44 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """Where one worker's time went, as shares of it.
-
-    Args:
-        waiting_for: by worker, the time until that one came.
-        communicating: other waiting: messages under way, a server's answer, a lock.
-        critical: the worker's share of the critical path; None: workers do not wait for each other.
-    """
+    """Where one worker's time went, as shares of it."""
 
     worker: int
     computing: float
     input: float
     updating: float
     loop: float
-    waiting_for: dict[int, float]
-    communicating: float
-    critical: float | None
+    waiting_for: dict[int, float]  # by worker, the time until that one came
+    communicating: float  # other waiting: messages under way, a server's answer, a lock
+    critical: float | None  # the worker's share of the critical path; None: workers do not wait for each other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """The activity that made the run slow.
+    """The activity that made the run slow."""
 
-    Args:
-        activity: one of `ACTIVITIES`.
-        worker: whose; None: all workers alike, or a link.
-        link: the two workers at a slow link.
-        lost: share of the time that it took more than at the other workers.
-        rounds: share of the steps from `since_step` to `until_step` (None: the end) in which the worker was on the critical
-            path; None: workers do not wait for each other, or it is no worker.
-        own_s: median time per step, at this worker or link.
-        others_s: the same at the others.
-    """
-
-    activity: str
-    worker: int | None = None
-    link: tuple[int, int] | None = None
-    lost: float
+    activity: str  # one of `ACTIVITIES`
+    worker: int | None = None  # whose; None: all workers alike, or a link
+    link: tuple[int, int] | None = None  # the two workers at a slow link
+    lost: float  # share of the time that it took more than at the other workers
+    #: Share of the steps from `since_step` to `until_step` (None: the end) in which the worker was on the critical path;
+    #: None: workers do not wait for each other, or it is no worker.
     rounds: float | None = None
     since_step: int = 1
     until_step: int | None = None
-    own_s: float
-    others_s: float | None = None
+    own_s: float  # median time per step, at this worker or link
+    others_s: float | None = None  # the same at the others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blame:
-    """What `paceline blame` says.
+    """What `paceline blame` says."""
 
-    Args:
-        waits_for: as `Algorithm.waits_for` says.
-        path: shares of the critical path by activity; empty if workers do not wait for each other.
-        cause: None: all workers took about equally long.
-        updates: each worker's share of the updates.
-    """
-
-    waits_for: str
+    waits_for: str  # as `Algorithm.waits_for` says
     shares: tuple[Share, ...]
-    path: dict[str, float]
-    cause: Cause | None
-    updates: dict[int, float]
+    path: dict[str, float]  # shares of the critical path by activity; empty if workers do not wait for each other
+    cause: Cause | None  # None: all workers took about equally long
+    updates: dict[int, float]  # each worker's share of the updates
 
     @property
     def is_free(self) -> bool:

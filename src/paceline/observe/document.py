@@ -23,17 +23,12 @@ _MOST_ROWS = 400  # of a figure's table
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell of a table.
-
-    Args:
-        below: small text below it, such as a unit or an interval.
-        colour: of a small square in front of it, such as `@method-0`.
-    """
+    """A cell of a table."""
 
     text: str
-    below: str = ""
+    below: str = ""  # small text below it, such as a unit or an interval
     kind: str = ""
-    colour: str | None = None
+    colour: str | None = None  # of a small square in front of it, such as `@method-0`
     columns: int = 1
     rows: int = 1
 

@@ -17,22 +17,16 @@ _GAP_PX = 34  # above each panel, for its heading
 
 @dataclass(slots=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Args:
-        name: its id and the name of downloaded files.
-        note: explains how to read it.
-        layout: plotly layout without colours, fonts and margins, which the page sets.
-        table: the figure as a table and as its CSV file: headings, then rows of texts and numbers.
-        columns: of the CSV file of a figure without a table: headings, and the keys of their values in the traces.
-    """
-
-    name: str
+    name: str  # its id and the name of downloaded files
     title: str
-    note: str
+    note: str  # explains how to read it
     traces: list[dict[str, Any]]
-    layout: dict[str, Any]
+    layout: dict[str, Any]  # plotly layout without colours, fonts and margins, which the page sets
+    #: The figure as a table and as its CSV file: headings, then rows of texts and numbers.
     table: Sequence[Sequence[Any]] = ()
+    #: Of the CSV file of a figure without a table: headings, and the keys of their values in the traces.
     columns: Mapping[str, str] = field(default_factory=dict)
     height_px: int = 380
     legend: bool = True

@@ -14,19 +14,13 @@ _DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class GradientTimes:
-    """The workers' gradient times in a run.
+    """The workers' gradient times in a run."""
 
-    Args:
-        times_s: (steps, workers) from a step's beginning to each gradient, plus the time from the last needed gradient to
-            the next step.
-        as_they_came: whether each row is a step of the run; else rows combine draws from each worker's own times.
-        gradients_per_update: mean number of gradients in an update.
-    """
-
+    #: (steps, workers) from a step's beginning to each gradient, plus the time from the last needed gradient to the next step.
     times_s: np.ndarray
-    as_they_came: bool
+    as_they_came: bool  # whether each row is a step of the run; else rows combine draws from each worker's own times
     updates: int
-    gradients_per_update: float
+    gradients_per_update: float  # mean number of gradients in an update
 
     @property
     def num_workers(self) -> int:

@@ -23,51 +23,31 @@ _MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """Recent progress of one worker.
-
-    Args:
-        alive: False once it was declared dead.
-        steps: gradients computed so far.
-        mean_staleness: of its latest applied updates; None before the first.
-        waiting_share: share of its recent time, from 0 to 1; None before the first step.
-    """
+    """Recent progress of one worker."""
 
     worker_id: int
-    alive: bool = True
-    steps: int = 0
+    alive: bool = True  # False once it was declared dead
+    steps: int = 0  # gradients computed so far
     steps_per_s: float = 0.0
-    mean_staleness: float | None = None
-    waiting_share: float | None = None
+    mean_staleness: float | None = None  # of its latest applied updates; None before the first
+    waiting_share: float | None = None  # share of its recent time, from 0 to 1; None before the first step
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run.
+    """Progress of a run."""
 
-    Args:
-        elapsed_s: since the start of training.
-        share_done: from 0 to 1, of the limit that comes first.
-        remaining_s: estimate; None if unknown.
-        version: updates applied.
-        samples: samples of the applied gradients.
-        samples_per_s: recent throughput.
-        loss: running training loss.
-        accuracy: of the last evaluation, from 0 to 1.
-        epoch: number of epochs begun; None if the task has none.
-        message: a one-time message: a worker lost, a restart, a checkpoint.
-    """
-
-    elapsed_s: float
-    share_done: float = 0.0
-    remaining_s: float | None = None
-    version: int = 0
-    samples: int = 0
-    samples_per_s: float = 0.0
-    loss: float | None = None
-    accuracy: float | None = None
-    epoch: int | None = None
+    elapsed_s: float  # since the start of training
+    share_done: float = 0.0  # from 0 to 1, of the limit that comes first
+    remaining_s: float | None = None  # estimate; None if unknown
+    version: int = 0  # updates applied
+    samples: int = 0  # samples of the applied gradients
+    samples_per_s: float = 0.0  # recent throughput
+    loss: float | None = None  # running training loss
+    accuracy: float | None = None  # of the last evaluation, from 0 to 1
+    epoch: int | None = None  # number of epochs begun; None if the task has none
     workers: tuple[WorkerProgress, ...] = ()
-    message: str | None = None
+    message: str | None = None  # a one-time message: a worker lost, a restart, a checkpoint
 
 
 class LiveTable:
@@ -209,7 +189,6 @@ class Throttled(ABC):
         self._show_last()
 
     def update(self, progress: Progress) -> None:
-        """Show `progress` if `every_s` seconds have passed."""
         self._last = progress
         if self._now_s() - self._shown_s >= self._every_s:
             self._shown_s = self._now_s()

@@ -12,17 +12,12 @@ KINDS = ("input", "gradient", "wait", "apply")
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Intervals of one worker in order of time; they never overlap. All arrays have one entry per interval.
+    """Intervals of one worker in order of time; they never overlap. All arrays have one entry per interval."""
 
-    Args:
-        kind: index into `KINDS`.
-        rows: the record that each interval belongs to.
-    """
-
-    kind: np.ndarray
+    kind: np.ndarray  # index into `KINDS`
     start_s: np.ndarray
     end_s: np.ndarray
-    rows: np.ndarray
+    rows: np.ndarray  # the record that each interval belongs to
 
 
 def segments(records: np.ndarray) -> Segments:

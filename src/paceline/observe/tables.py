@@ -22,21 +22,15 @@ _Results = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A figure of every run, as a table's column.
-
-    Args:
-        lower: whether lower is better; None: neither is.
-        group: above the headings of several columns.
-        narrow: the heading in a terminal; "" for columns of pages only.
-    """
+    """A figure of every run, as a table's column."""
 
     name: str
     unit: str
     path: tuple[str, ...]
-    lower: bool | None = None
+    lower: bool | None = None  # whether lower is better; None: neither is
     scale: float = 1
-    group: str = ""
-    narrow: str = ""
+    group: str = ""  # above the headings of several columns
+    narrow: str = ""  # the heading in a terminal; "" for columns of pages only
 
     def values(self, results: _Results) -> list[float | None]:
         found = [figure(result, *self.path) for result in results]

@@ -23,22 +23,14 @@ _LEAST_WAIT = 0.1  # of the time between sending a model and the wait for it
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of all workers, one entry each, by worker and time.
-
-    Args:
-        worker: who made each step.
-        begun_s: when the step before ended, if the same process made it.
-        arrived_s: when the worker began to wait.
-        released_s: when it went on.
-        took_s: (steps, activities) without waiting; `COMMUNICATING` is 0.
-    """
+    """Steps of all workers, one entry each, by worker and time."""
 
     rows: np.ndarray
-    worker: np.ndarray
-    begun_s: np.ndarray
-    arrived_s: np.ndarray
-    released_s: np.ndarray
-    took_s: np.ndarray
+    worker: np.ndarray  # who made each step
+    begun_s: np.ndarray  # when the step before ended, if the same process made it
+    arrived_s: np.ndarray  # when the worker began to wait
+    released_s: np.ndarray  # when it went on
+    took_s: np.ndarray  # (steps, activities) without waiting; `COMMUNICATING` is 0
 
     @property
     def waited_s(self) -> np.ndarray:
@@ -85,10 +77,7 @@ def waits_of(run: RunData) -> tuple[Steps, np.ndarray, np.ndarray] | None:
 def blockers(steps: Steps, waits_for: str, *, own_models: bool) -> tuple[np.ndarray, np.ndarray]:
     """The worker whose event ended each step's wait, and when that event was; -1: no other worker's.
 
-    Args:
-        steps: of all workers.
-        waits_for: as `Algorithm.waits_for` says.
-        own_models: whether each worker counts its own versions.
+    `own_models`: each worker counts its own versions.
     """
     rows, made = steps.rows, steps.rows["applied_version"]
     blocker, since_s = np.full(len(rows), -1), np.full(len(rows), -np.inf)
@@ -143,16 +132,11 @@ def _slowest(steps: Steps, blocker: np.ndarray, since_s: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path, in order of time.
+    """The critical path, in order of time."""
 
-    Args:
-        step: index of each step on it.
-        took_s: (steps, activities): the part of it that is on the path.
-        sender: of the message that the path followed to this step; -1: there is none, or communication had no sender.
-    """
-
-    step: np.ndarray
-    took_s: np.ndarray
+    step: np.ndarray  # index of each step on it
+    took_s: np.ndarray  # (steps, activities): the part of it that is on the path
+    #: Of the message that the path followed to this step; -1: there is none, or communication had no sender.
     sender: np.ndarray
 
 

@@ -158,7 +158,6 @@ class FlatBinding:
         return tuple(own for own, p in zip(self.ranges, self.parameters, strict=True) if p.grad is None)
 
     def weight_gradients(self, weight: float) -> None:
-        """Multiplies the parameters' own gradients."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(weight)
@@ -304,7 +303,6 @@ class FlatBinding:
         self.leave_out(missing)
 
     def leave_out(self, missing: Ranges) -> None:
-        """Removes the gradients of these parameters."""
         if missing:
             them = set(missing)
             for parameter, own in zip(self.parameters, self.ranges, strict=True):

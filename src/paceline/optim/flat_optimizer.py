@@ -138,7 +138,6 @@ class FlatOptimizer:
         return named({name: states.get(name, {}) for name in self._names}) if states else {}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores what `state` returned."""
         for name, optimizer in self._optimizers.items():
             begin = f"{name}." if len(self._names) > 1 else ""
             own = {key.removeprefix(begin): value for key, value in state.items() if key.startswith(begin)}

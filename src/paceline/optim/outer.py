@@ -6,7 +6,7 @@ Pure functions on vectors (n,): nothing is written in place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
@@ -19,15 +19,13 @@ from paceline.specs.types import check_fields
 class Outer:
     """One step on the common parameters. Weight decay is the inner optimizer's."""
 
+    #: Whether a step needs the previous step's momentum.
+    has_momentum: ClassVar[bool] = False
+
     rate: Annotated[float, ABOVE_0] = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    @property
-    def has_momentum(self) -> bool:
-        """Whether a step needs the previous step's momentum."""
-        return False
 
     def step(
         self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None
@@ -70,9 +68,7 @@ class Nesterov(Outer):
     rate: Annotated[float, ABOVE_0] = 0.7
     momentum: Annotated[float, DECAY] = 0.9
 
-    @property
-    def has_momentum(self) -> bool:
-        return True
+    has_momentum: ClassVar[bool] = True
 
     def step(
         self, x: torch.Tensor, change: torch.Tensor, momentum: torch.Tensor | None

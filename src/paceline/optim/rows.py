@@ -257,15 +257,7 @@ def nothing_but(rows: Rows, begin: int, end: int) -> Rows:
 def sum_selected(
     ones: Sequence[tuple[torch.Tensor, Selection, float]], dtype: torch.dtype
 ) -> tuple[torch.Tensor, Selection]:
-    """sum_i a_i v_i of values v_i (count_i,) at their selections in one part of the vector, in the order given.
-
-    Args:
-        ones: values, what they are the values of, and factors.
-        dtype: of the sum.
-
-    Returns:
-        the sum, and its selection.
-    """
+    """sum_i a_i v_i of values v_i (count_i,) at their selections in one part, in the order given; and its selection."""
     first = ones[0][1]
     rows = union([one.rows for _, one, _ in ones], first.begin, first.end)
     united = Selection(rows, first.begin, first.end, first.device)

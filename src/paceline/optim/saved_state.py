@@ -89,11 +89,7 @@ def _as_loaded(value: Any, found: Any, dtype: torch.dtype) -> Any:
 
 
 def check_length(state: Mapping[str, Any], length: int) -> None:
-    """Refuses state of a vector of another length.
-
-    Raises:
-        UsageError: names the entry.
-    """
+    """Refuses state of a vector of another length."""
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim():
             check_fits({name: value}, {name: value.new_empty(length)}, _WHAT)

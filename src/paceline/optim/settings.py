@@ -101,23 +101,14 @@ def _class_of(name: str) -> Any:
 
 
 def check_linear(optimizers: Iterable[torch.optim.Optimizer], option: str) -> None:
-    """Refuses optimizers whose steps are not linear in the gradient.
-
-    Args:
-        optimizers: any.
-        option: the option that multiplies gradients; empty: none.
-    """
+    """Refuses optimizers whose steps are not linear in the gradient, for an option that multiplies it; empty: none."""
     for one in optimizers:
         if option and type(one) not in _LINEAR:
             raise not_linear(option, type(one).__name__, "choose SGD, with momentum or without")
 
 
 def check_no_line_search(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Refuses LBFGS: workers that choose their steps by their own losses diverge when the steps are combined.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses LBFGS: workers that choose their steps by their own losses diverge when the steps are combined."""
     if any(isinstance(one, torch.optim.LBFGS) for one in optimizers):
         raise UsageError(
             "LBFGS chooses its steps by the loss, so workers with different losses diverge: use another optimizer; "
@@ -146,15 +137,7 @@ def not_linear(option: str, name: str, otherwise: str) -> UsageError:
 
 
 def check_rows(settings: OptimizerSettings, rows: Rows | None) -> None:
-    """Refuses optimizers that cannot step with a gradient of these rows.
-
-    Args:
-        settings: of the step.
-        rows: of its gradient; None: it is dense.
-
-    Raises:
-        UsageError: with the remedy.
-    """
+    """Refuses optimizers that cannot step with a gradient of these rows; None: it is dense."""
     known = dict(rows or {})
     without = {begin for begin, _ in settings.missing} | {table.begin for table, one in known.items() if one is None}
     sparse = {table.begin for table, one in known.items() if one is not None}
@@ -201,7 +184,6 @@ class OptimizerSettings(NamedTuple):
         return dict(self.groups[0].values)["lr"]
 
     def to_tensor(self) -> torch.Tensor:
-        """The settings as bytes."""
         return torch.frombuffer(bytearray(json.dumps(self).encode()), dtype=torch.uint8)
 
     @classmethod

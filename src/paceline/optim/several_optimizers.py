@@ -72,7 +72,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads each optimizer's part of what `state_dict` returned."""
         groups, before = list(state_dict["param_groups"]), 0
         for one, num_parameters in self._counted():
             own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
@@ -95,7 +94,6 @@ class SeveralOptimizers(torch.optim.Optimizer):
             yield one, sum(len(group["params"]) for group in one.param_groups)
 
     def parameters(self, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-        """The parameters that this optimizer steps on."""
         return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     # Steps

@@ -114,9 +114,6 @@ def clear(folder: Path, keep: Path | None) -> None:
     """Removes a killed run's unfinished files, and every checkpoint but the one from which this run starts.
 
     Otherwise a newer checkpoint that is nearly complete would be mistaken for this run's.
-
-    Raises:
-        NotWrittenError: it cannot be removed.
     """
     with files.writing(folder):
         for path in folder.glob(f"{_RUNNING}*"):  # first: a worker of that run writes nothing from now on

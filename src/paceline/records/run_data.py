@@ -64,9 +64,6 @@ class RunData:
 
         Costs about 6 us per record, most of it to write its numbers so that they round-trip, and 0.3 ms per file.
 
-        Returns:
-            The folder.
-
         Raises:
             NotWrittenError: a file cannot be written; later files are not written, so that a result implies the rest.
         """
@@ -115,10 +112,11 @@ class RunData:
 def _is_evaluation(one: dict[str, Any]) -> bool:
     """Whether it has a time and all figures, each a number or None."""
     numbers = [one.get(name, "") for name in ("version", "samples", "train_loss", "test_loss", "test_accuracy")]
-    return _is_number(one.get("elapsed_s")) and all(value is None or _is_number(value) for value in numbers)
+    return is_number(one.get("elapsed_s")) and all(value is None or is_number(value) for value in numbers)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether it is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

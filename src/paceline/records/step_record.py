@@ -105,7 +105,6 @@ class PackedRecords:
         self._rows, self._data = rows, bytearray()
 
     def append(self, *fields: float) -> None:
-        """Takes one row, its fields in the order of its format."""
         self._data += self._rows.struct.pack(*fields)
 
     def array(self) -> np.ndarray:

@@ -48,25 +48,14 @@ def _in_order(rows: np.ndarray, *, gossip: bool) -> np.ndarray:
 def running_average(values: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """Mean of the last `window` values at each place, or of all so far if there are fewer.
 
-    Differences of one cumulative sum would let a single huge loss spoil all later averages. Here every window is summed
-    separately, from sums of 1, 2, 4, ... neighbours: about ten additions per value for a window of 100.
+    Differences of one cumulative sum would let a single huge loss spoil all later averages, so every window is summed.
     """
     values = np.asarray(values, dtype=np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         first = np.cumsum(values[: window - 1]) / np.arange(1, min(len(values), window - 1) + 1)
         if len(values) < window:
             return first
-        num_windows = len(values) - window + 1
-        total = np.zeros(num_windows)
-        block, block_length, covered = values, 1, 0  # block[i] is the sum of values[i : i + block_length]
-        while covered < window:
-            if window & block_length:
-                total += block[covered : covered + num_windows]
-                covered += block_length
-            if covered < window:
-                block = block[:-block_length] + block[block_length:]
-                block_length *= 2
-    return np.concatenate([first, total / window])
+        return np.concatenate([first, np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)])
 
 
 def loss_curve(records: Mapping[int, np.ndarray], *, gossip: bool = False) -> LossCurve:

@@ -13,7 +13,7 @@ import torch
 from paceline.algorithms import Algorithm, registry
 from paceline.errors import PacelineError
 from paceline.memory.arena import Arena
-from paceline.memory.waiting import wake_all
+from paceline.memory.waiting import wake
 from paceline.ports.newcomers import STOPPED
 from paceline.records.checkpoint_contents import Parameters
 from paceline.run.earlier_part import EarlierPart
@@ -273,7 +273,7 @@ class Supervisor:
             assert self.arena is not None
             self.started_s = time.monotonic()
             self.arena.store("go", 1)
-            wake_all(self.arena.address("go"))
+            wake(self.arena.address("go"))
 
     # Ends, good and bad
 

@@ -85,7 +85,6 @@ class Facets:
         return ["method", *(factor_text(factor) for factor in (self.across, self.down) if factor)]
 
     def table(self, heads: Sequence[str], texts: Callable[[FacetCell], Sequence[str]]) -> list[list[str]]:
-        """A row for each cell."""
         return [[*self.head, *heads], *([*cell.names, *texts(cell)] for cell in self.cells())]
 
     @property

@@ -10,8 +10,8 @@ import numpy as np
 
 from paceline.observe.document import markup
 from paceline.observe.words import counted, joined
+from paceline.records.run_data import is_number
 from paceline.study.findings import AS_PRINTED, Comparison, interval_text, times_text
-from paceline.study.parts import is_number
 from paceline.study.statistics import MIN_PAIRS
 from paceline.study.trials import METHOD, NOT_SET, Trials, factor_text, level_name, level_text
 

@@ -60,9 +60,6 @@ def read_levels(name: str, value: Any) -> tuple[Level, ...] | Range:
     (16, 64, 256)
     >>> read_levels("learning_rate", {"from": 0.001, "to": 0.1, "log": True})
     Range(low=0.001, high=0.1, log=True)
-
-    Raises:
-        UsageError: it is none of these.
     """
     where = f"[factors] '{name}'"
     if isinstance(value, Mapping):
@@ -155,11 +152,6 @@ class Design:
         if (self.kind == "optuna") != (self.measure is not None):
             remedy = 'add measure = "time_to_5_s"' if self.kind == "optuna" else "leave out measure"
             raise UsageError(f"only an optuna design uses a measure; {remedy}.")
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a number and not a boolean."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_whole(value: Any) -> bool:

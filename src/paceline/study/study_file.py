@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from paceline.errors import UsageError, located, shown
+from paceline.records.run_data import is_number
 from paceline.run.config import TrainConfig
 from paceline.specs.bounds import PARAMETERS, SEED, TRIALS
 from paceline.specs.text import closest
 from paceline.specs.types import check_fields
 from paceline.specs.user_file import run_user_code
-from paceline.study.parts import Design, Level, Limits, Range, is_number, is_whole, read_levels
+from paceline.study.parts import Design, Level, Limits, Range, is_whole, read_levels
 from paceline.system.plain_files import read_table
 from paceline.system.toml_text import as_toml
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.observe.words import workers_text
-from paceline.study.parts import is_number
+from paceline.records.run_data import is_number
 from paceline.study.statistics import SampleEstimate, Times, arrival_curve, median_estimate
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ class Trials:
         return sorted(found, key=float, reverse=True)
 
     def measure(self, kind: Literal["time", "steps"], percent: str) -> Measure:
-        """Time or updates to a fraction."""
         return Measure(kind, percent, f"{kind}_to_{percent}{'_s' if kind == 'time' else ''}")
 
     @cached_property
@@ -169,11 +168,7 @@ class Trials:
     def pairs(self, factor: str, base: Any, other: Any, where: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Rows of trials that differ in this factor alone: those at `base`, and each one's partner at `other`.
 
-        Args:
-            factor: `METHOD` for methods.
-            base: one of its levels.
-            other: another.
-            where: levels of other factors that the pairs have.
+        `where`: levels of other factors that the pairs have.
         """
         partners = self._partners_of(factor)
         if base not in partners or other not in partners:

@@ -18,7 +18,7 @@ import torch
 from paceline.errors import RunStopped, UsageError
 from paceline.memory import atomics
 from paceline.memory.arena import Arena
-from paceline.memory.waiting import wait_briefly, wake_all
+from paceline.memory.waiting import wait_briefly, wake
 from paceline.system.tagged_output import flush_output
 from paceline.worker.evaluator import Evaluator
 
@@ -87,7 +87,7 @@ class EvaluationChannel:
 
     def ask(self) -> None:
         atomics.fetch_add(self._address(_ASKED), 1)
-        wake_all(self._address(_ASKED))
+        wake(self._address(_ASKED))
 
     def result(self) -> EvaluationResult:
         """The last answer; call it once `busy` is over."""
@@ -96,7 +96,7 @@ class EvaluationChannel:
     def end(self) -> None:
         """Stops the evaluator after the evaluation under way."""
         self._store(_ENDING, 1)
-        wake_all(self._address(_ASKED))
+        wake(self._address(_ASKED))
 
     # The other side
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.algorithms.server.registries import codec_registry
 from paceline.compression.bf16 import BFloat16
-from paceline.compression.codec import Encoded, NoCodec
+from paceline.compression.codec import NoCodec
 from paceline.compression.top_k import TopK
 
 CODECS = [NoCodec(), BFloat16(), BFloat16(feedback=True), TopK(), TopK(fraction=0.3), TopK(fraction=1.0)]
@@ -51,14 +51,14 @@ def test_top_k_of_any_numbers(values, fraction):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_payloads_are_one_contiguous_vector_of_the_announced_size(codec, size, dtype):
-    encoded = codec.encode(draws(0, size, dtype), codec.start(size, dtype)).x
+    encoded = codec.encode(draws(0, size, dtype), codec.start(size, dtype))
     assert encoded.dim() == 1
     assert encoded.is_contiguous()
     assert encoded.nbytes == codec.payload_bytes(size, dtype)
     copied = torch.frombuffer(
         bytearray(encoded.view(torch.uint8).numpy().tobytes()), dtype=encoded.dtype
     )  # as received
-    once, again = (codec.decode(Encoded(one), size, dtype) for one in (encoded, copied))
+    once, again = (codec.decode(one, size, dtype) for one in (encoded, copied))
     assert once.dtype == dtype
     assert torch.equal(once, again)
 
@@ -80,19 +80,19 @@ def test_every_element_is_sent_at_last():
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_a_payload_of_another_size_is_refused(codec):
-    encoded = codec.encode(torch.ones(100), codec.start(100, torch.float32)).x
+    encoded = codec.encode(torch.ones(100), codec.start(100, torch.float32))
     for wrong in (encoded[:-1], torch.cat([encoded, encoded[:1]]), encoded[None], encoded.to(torch.int64)):
         with pytest.raises(ValueError, match="A payload is"):
-            codec.decode(Encoded(wrong), 100, torch.float32)
+            codec.decode(wrong, 100, torch.float32)
 
 
 @pytest.mark.parametrize("index", [-1, 100, 2**31 - 1])
 def test_top_k_does_not_write_beyond_the_vector(index):
     codec = TopK(fraction=0.02)
-    payload = codec.encode(torch.ones(100), codec.start(100, torch.float32)).x
+    payload = codec.encode(torch.ones(100), codec.start(100, torch.float32))
     payload[:4] = torch.tensor([index], dtype=torch.int32).view(torch.uint8)
     with pytest.raises(ValueError, match="beyond its 100"):
-        codec.decode(Encoded(payload), 100, torch.float32)
+        codec.decode(payload, 100, torch.float32)
 
 
 def test_specs():

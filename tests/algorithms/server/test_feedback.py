@@ -13,7 +13,7 @@ from paceline.algorithms.server import client as client_module
 from paceline.algorithms.server.client import Client
 from paceline.algorithms.server.pushed import PushCodec
 from paceline.compression.bf16 import BFloat16
-from paceline.compression.codec import Encoded, NoCodec
+from paceline.compression.codec import NoCodec
 from paceline.compression.feedback import Feedback
 from paceline.compression.qsgd import QSGD
 from paceline.compression.sign import Sign
@@ -65,7 +65,7 @@ class Watched(PushCodec):
         payloads, codec = super().encode(gradient, missing), self._tuner.codec
         self.pushes.append(
             [
-                (gradient[begin:end].clone(), codec.decode(Encoded(payload.clone()), end - begin, gradient.dtype))
+                (gradient[begin:end].clone(), codec.decode(payload.clone(), end - begin, gradient.dtype))
                 for (begin, end), payload in zip(self._ranges, payloads, strict=True)
             ]
         )
@@ -180,7 +180,7 @@ class OneShard:
 
     def decoded(self, *numbers):
         sent = {number: x for shard, number, x in self.box.payloads if shard == self.shard}
-        return sum((self.codec.decode(Encoded(sent[one]), SIZE, torch.float64) for one in numbers), torch.zeros(SIZE))
+        return sum((self.codec.decode(sent[one], SIZE, torch.float64) for one in numbers), torch.zeros(SIZE))
 
 
 def worker_with(codec, *script, storage=None, incarnation=0):

@@ -13,7 +13,6 @@ from contracts.runs import run_task
 from contracts.table import Row
 from paceline.algorithms.server.pushed import PushCodec
 from paceline.compression.bf16 import BFloat16
-from paceline.compression.codec import Encoded
 from paceline.compression.qsgd import QSGD
 from paceline.compression.sign import Sign
 from paceline.compression.top_k import TopK
@@ -61,7 +60,7 @@ def applied(own, gradient):
 def received(codec, payloads):
     """What the servers decode, (200,)."""
     sizes = [end - begin for begin, end in RANGES]
-    parts = [codec.decode(Encoded(one), size, torch.float32) for one, size in zip(payloads, sizes, strict=True)]
+    parts = [codec.decode(one, size, torch.float32) for one, size in zip(payloads, sizes, strict=True)]
     return torch.cat(parts)
 
 

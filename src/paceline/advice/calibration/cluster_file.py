@@ -161,7 +161,6 @@ class MeasuredCluster:
         return lines
 
     def comments(self, cluster: Cluster) -> list[str]:
-        """Comments on the sources of a cluster file's numbers."""
         workers, num_pairs = self.workers, math.comb(len(self.workers), 2)
         lines = [
             f"Measured by `paceline calibrate` with {len(workers)} workers, PyTorch {versions()['torch']}:",

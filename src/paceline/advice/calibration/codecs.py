@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.advice.calibration.measurements import rounded
-from paceline.compression.codec import Codec, Encoded
+from paceline.compression.codec import Codec
 from paceline.compression.registry import codec_registry, probed_codecs
 from paceline.system.machine import intra_op_threads
 
@@ -52,7 +52,7 @@ def _rate(codec: Codec, gradient: Tensor, for_s: float, now_s: Callable[[], floa
         begun_s = now_s()
         if tuner.wants_size:
             tuner.fit(tuner.size_of(gradient))
-        encoded: Encoded = tuner.codec.encode(gradient, memory, len(encode_s))
+        encoded = tuner.codec.encode(gradient, memory, len(encode_s))
         coded_s = now_s()
         tuner.codec.decode(encoded, len(gradient), gradient.dtype)
         encode_s.append(coded_s - begun_s)

@@ -109,7 +109,6 @@ class Calibration:
         )
 
     def summary(self, _: Cluster) -> list[str]:
-        """The results, one line each."""
         return [f"{name}: {spread}" for name, spread in self.spreads().items()]
 
     def comments(self, cluster: Cluster) -> list[str]:

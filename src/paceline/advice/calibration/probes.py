@@ -27,7 +27,7 @@ from paceline.loop.task_replica import TaskReplica
 from paceline.memory import atomics
 from paceline.memory.segment import LINE_BYTES, Segment
 from paceline.memory.shared_store import SharedStore
-from paceline.memory.waiting import spin_patiently, wait_briefly, wake_all
+from paceline.memory.waiting import spin_patiently, wait_briefly, wake
 from paceline.optim.flat import FlatBinding
 from paceline.ports.ports import Mailbox, Message, PeerLeft, Received
 from paceline.records.step_record import PackedRecords
@@ -118,14 +118,11 @@ def _all_steps(
 
 
 class ProcessTeam:
-    """Processes that do the same work at the same time.
-
-    Attributes:
-        segment: five shared words, zero at first, each on its own cache line; then the vector.
-    """
+    """Processes that do the same work at the same time."""
 
     def __init__(self, size: int, vector_bytes: int = 0) -> None:
         self.store_at = _WORDS * LINE_BYTES + vector_bytes  # the offset in it at which two processes find each other
+        # Five shared words, zero at first, each on its own cache line; then the vector.
         self.segment = Segment.create(self.store_at + SharedStore.size_bytes(2))
         context = fork_server_context()
         self._lines: list[Connection] = []
@@ -309,7 +306,7 @@ def _waker(segment: Segment, repeats: int) -> list[float]:
         time.sleep(_FELL_ASLEEP_S)
         times_s.append(time.monotonic())
         atomics.store(word, number + 1)
-        wake_all(word)
+        wake(word)
     return times_s
 
 

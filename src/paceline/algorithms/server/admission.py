@@ -49,7 +49,6 @@ class Admission:
         """A worker leaves: it has no more data, or is dead. Its gradients still count."""
 
     def admit(self, update: UpdateInfo) -> Verdict:
-        """Decides on a gradient."""
         return Verdict.APPLY
 
     def complete(self) -> tuple[int, ...] | None:
@@ -251,11 +250,6 @@ class Quorum(Admission):
     def size(self) -> int:
         """How many gradients make the next update."""
         return min(self._target, len((self._members - self.absent).union(self._arrived)))
-
-    @property
-    def arrived(self) -> tuple[int, ...]:
-        """The workers whose gradients of this step have arrived."""
-        return tuple(self._arrived)
 
     def join(self, worker_id: int, sequence: int = 0) -> None:
         self._members.add(worker_id)

@@ -10,13 +10,7 @@ from paceline.ports.ports import Received
 
 
 class Announced:
-    """What workers send before a gradient, with its number: the rows that it has, and an echo; or the rows that they fetch.
-
-    Args:
-        x: the shard (n,).
-        elements: of the flat vector, that the shard consists of.
-        takes_rows: whether gradients may consist of rows.
-    """
+    """What workers send before a gradient, with its number: the rows that it has, and an echo; or the rows that they fetch."""
 
     def __init__(self, x: Tensor, elements: tuple[int, int], *, takes_rows: bool) -> None:
         self._x, self._elements, self._takes_rows = x, elements, takes_rows

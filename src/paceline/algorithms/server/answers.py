@@ -21,10 +21,6 @@ class ChangedRows:
 
     Forgets the oldest updates once they have changed more rows than the tables have: all of it is then the shorter answer.
     Keeps 10,000 at most.
-
-    Args:
-        begin: where the shard begins in the flat vector.
-        end: the element after its last.
     """
 
     def __init__(self, begin: int, end: int) -> None:
@@ -67,9 +63,6 @@ class Answers:
     A worker that says that its last parameters came from this process gets the elements that have changed since. All others,
     such as the workers of a dead server, get all elements. Tables whose rows a worker looks up are left out, and their rows
     are sent on request.
-
-    Args:
-        ports: the server's, whose shared vector is sent.
     """
 
     def __init__(self, ports: ServerPorts, shard_id: int, announced: Announced) -> None:
@@ -84,15 +77,10 @@ class Answers:
         self._has: dict[int, tuple[int, int]] = {}  # worker -> number of its request, and the version that it has
 
     def note(self, selection: Selection | None, version: int) -> None:
-        """An update of the selected elements has made this version."""
         self._changed.note(selection, version)
 
     def hear(self, received: Received) -> None:
-        """Notes the version that a worker says it has, in a fetch or in the rows before a gradient; -1: none. And its tables.
-
-        Raises:
-            MalformedMessageError: they are invalid.
-        """
+        """Notes a worker's tables, and the version that it says it has, in a fetch or before a gradient; -1: none."""
         worker, _, message = received
         if message.kind in ("rows", "fetch"):
             self._has[worker] = message.number, int(message.weight)
@@ -105,7 +93,6 @@ class Answers:
                 raise MalformedMessageError(worker, message, f"with invalid tables ({error})") from None
 
     def forget(self, worker: int) -> None:
-        """Another process takes the worker's place."""
         self._sent.pop(worker, None)
         self._has.pop(worker, None)
 

@@ -58,7 +58,6 @@ class SharedAverage:
         self._averages = [MovingAverage(source, decay, at=average) for source, average in pairs]
 
     def update(self) -> None:
-        """Adds the vector and the buffers after an update."""
         self._moved(3)
         for average, source in zip(self._averages, self._sources, strict=True):
             average.update(source)

@@ -53,9 +53,6 @@ class Client:
     If a server dies, the client waits for its successor and resends unanswered messages. The sequence number tells the
     successor whether it has applied that already. If its predecessor had answered, the client sends it the number of this
     worker's last update while it waits for the other shards.
-
-    Attributes:
-        sequence: number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
     """
 
     def __init__(
@@ -71,6 +68,7 @@ class Client:
         self.x = ports.shared.x  # the parameters (P,)
         self._copy = WorkerCopy(ports)
         self.version = 0  # their version, as the first shard counts
+        # Number of the last update; counts from 1, or, for a late worker, from the number that the servers send.
         self.sequence = 0
         self._mailbox = ports.mailbox
         self._now_s = ports.clock.now_s
@@ -154,7 +152,10 @@ class Client:
             rows: that it has; None: it has all elements.
             fetch: if False, waits only for the decision on the gradient: `x` and `version` stay unchanged.
         """
-        return self._exchange(self._pushes(gradient, num_samples, rows, fetch=fetch))
+        self.start_push(gradient, num_samples, rows, fetch=fetch)
+        answer = self.finish()
+        assert answer is not None
+        return answer
 
     def start_push(
         self,
@@ -162,15 +163,28 @@ class Client:
         num_samples: int,
         rows: Rows | None = None,
         *,
-        versions: Sequence[int],
+        versions: Sequence[int] | None = None,
         fetch: bool = True,
     ) -> None:
-        """As `push`, without waiting: `finish` does. The gradient was computed at these `versions` of the shards."""
-        self._under_way = self._start(self._pushes(gradient, num_samples, rows, fetch=fetch, versions=versions))
+        """As `push`, without waiting: `finish` does. The gradient was computed at these `versions`; None: the newest."""
+        self.sequence += 1
+        self._selections = None
+        settings = self._settings
+        if settings is not None and self._by_workers_optimizer and (rows is not None or "SparseAdam" in settings.names):
+            check_rows(settings, rows)
+        if rows is not None:
+            self._selections = selections = self._copy.selections(rows)
+            payloads = list(gradient.split([one.count for one in selections]))
+        else:
+            payloads = self._push_codec.encode(gradient, settings.missing if settings is not None else ())
+        kind = "push" if fetch else "push-only"
+        versioned = zip(payloads, versions or self._copy.versions, strict=True)
+        self._under_way = self._start([Message(kind, self.sequence, num_samples, *one) for one in versioned])
 
     def start_fetch(self) -> None:
         """As `fetch`, without waiting."""
-        self._under_way = self._start(self._fetches())
+        number = self._next_fetch()
+        self._under_way = self._start([Message("fetch", number, self._copy.held(shard)) for shard in self._shards])
 
     def finish(self) -> Answer | None:
         """Waits for the answer to `start_push` or `start_fetch`, if there is one; returns the outcome of a push, else None."""
@@ -185,42 +199,14 @@ class Client:
         """Of each shard's parameters in `x`."""
         return tuple(self._copy.versions)
 
-    def _pushes(
-        self,
-        gradient: torch.Tensor,
-        num_samples: int,
-        rows: Rows | None,
-        *,
-        fetch: bool,
-        versions: Sequence[int] | None = None,
-    ) -> list[Message]:
-        self.sequence += 1
-        kind = "push" if fetch else "push-only"
-        self._selections = None
-        settings = self._settings
-        if settings is not None and self._by_workers_optimizer and (rows is not None or "SparseAdam" in settings.names):
-            check_rows(settings, rows)
-        if rows is not None:
-            self._selections = selections = self._copy.selections(rows)
-            payloads = list(gradient.split([one.count for one in selections]))
-        else:
-            payloads = self._push_codec.encode(gradient, settings.missing if settings is not None else ())
-        return [
-            Message(kind, self.sequence, num_samples, payload, version)
-            for payload, version in zip(payloads, versions or self._copy.versions, strict=True)
-        ]
-
     def before_own_step(self, rows: Rows | None) -> None:
         """The worker is about to step on `x` by itself, with a gradient of these rows; None: on all of it."""
         self._copy.before_own_step(rows)
 
     def fetch(self) -> None:
         """Waits for the newest parameters."""
-        self._exchange(self._fetches())
-
-    def _fetches(self) -> list[Message]:
-        number = self._next_fetch()
-        return [Message("fetch", number, self._copy.held(shard)) for shard in self._shards]
+        self.start_fetch()
+        self.finish()
 
     def meet(self) -> None:
         """Announces that this worker waits at a meeting of all workers, so that servers do not make others wait for it."""
@@ -245,7 +231,6 @@ class Client:
         return self._finish(self._start(messages), in_order=in_order)
 
     def _start(self, messages: list[Message]) -> dict[int, Message]:
-        """Sends each shard its message."""
         self._has_met = False
         self._num_exchanges += 1
         self._clocks.clear()

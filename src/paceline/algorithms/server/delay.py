@@ -118,16 +118,13 @@ class RecordedDelay(Delay):
 
 
 class DelayQueue(Generic[T]):
-    """Gradients on hold. A constant delay d turns one worker's staleness 0 into d, after the first d updates.
-
-    Attributes:
-        waiting: gradients not yet due, as (put at which it is due, number, item), in due order.
-    """
+    """Gradients on hold. A constant delay d turns one worker's staleness 0 into d, after the first d updates."""
 
     def __init__(self, delay: Delay) -> None:
         self._delay = delay
         self.num_put = 0  # number of gradients put in so far
         self.last_wait = 0  # delay of the last one
+        # Gradients not yet due, as (put at which it is due, number, item), in due order.
         self.waiting: list[tuple[int, int, T]] = []
 
     def put(self, item: T) -> list[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.compression.codec import Codec, Encoded
+from paceline.compression.codec import Codec
 from paceline.errors import UsageError
 from paceline.optim.ranges import Ranges
 from paceline.optim.rows import Selection
@@ -54,7 +54,7 @@ def read_gradient(received: Received, codec: Codec, x: Tensor, selection: Select
     if selection is not None:
         return checked_vector(received, x, selection)
     try:
-        return codec.decode(Encoded(message.x), len(x), x.dtype)
+        return codec.decode(message.x, len(x), x.dtype)
     except ValueError as error:
         raise MalformedMessageError(sender, message, f"with a wrong vector ({error})") from None
 

@@ -81,11 +81,11 @@ class PushCodec:
             if not is_finite_:
                 raise NotFiniteError
             payloads = [
-                feedback.encode(codec, part, key_of(key, shard), within(missing, *self._ranges[shard])).x
+                feedback.encode(codec, part, key_of(key, shard), within(missing, *self._ranges[shard]))
                 for shard, (feedback, part) in enumerate(zip(self.feedbacks, parts, strict=True))
             ]
         except NotFiniteError:
-            payloads = [codec.encode(part.new_zeros(len(part)), codec.start(len(part), part.dtype)).x for part in parts]
+            payloads = [codec.encode(part.new_zeros(len(part)), codec.start(len(part), part.dtype)) for part in parts]
             self._left_out()
         self._ports.counts.coded_elements += len(gradient)
         self._ports.counts.coded_bytes += sum(payload.nbytes for payload in payloads)

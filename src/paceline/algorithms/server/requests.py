@@ -20,15 +20,12 @@ class Due(NamedTuple):
 
 
 class Requests:
-    """The workers' open requests.
-
-    Attributes:
-        decided: worker -> number of its update and the version that it became: answered as soon as the worker may read.
-        fetches: worker -> number of its request, and the version that it waits for.
-    """
+    """The workers' open requests."""
 
     def __init__(self) -> None:
+        # Worker -> number of its update and the version that it became: answered as soon as the worker may read.
         self.decided: dict[int, tuple[int, int]] = {}
+        # Worker -> number of its request, and the version that it waits for.
         self.fetches: dict[int, tuple[int, int]] = {}
         self.ends: set[int] = set()  # workers that wait until no worker trains any more
         self.without_x: set[int] = set()  # workers whose last request was not for parameters, or that have the newest
@@ -69,7 +66,6 @@ class Requests:
         return [one.worker for one in answers if one.worker not in self.without_x]
 
     def take_due(self, may_read: Callable[[int], bool], version: int, *, is_end: bool) -> list[Due]:
-        """Removes and returns the answers that are due at this version."""
         due = [Due(one, *self.decided.pop(one)) for one in [*self.decided] if may_read(one)]
         for worker in [one for one, (_, wanted) in self.fetches.items() if version >= wanted]:
             due.append(Due(worker, self.fetches.pop(worker)[0], 0))

@@ -39,14 +39,14 @@ class ShardRules:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether gradients may consist of rows."""
         return self.gathering.takes_rows and self.apply.takes_rows and isinstance(self.codec, NoCodec)
 
 
 class Served(Algorithm):
     """An algorithm whose servers hold the parameters: it has a workers' program, `work`, and a servers' program, `serve`.
 
-    Subclasses are dataclasses with a field `shards`, the number of servers in a run of several workers.
+    Subclasses are dataclasses with a field `shards`, the number of servers in a run of several workers, and usually with
+    `apply`, the servers' rule, and `codec`, which compresses the gradients sent to them.
     """
 
     tolerates: ClassVar[tuple[str, ...]] = ("kill", "straggler")
@@ -54,17 +54,13 @@ class Served(Algorithm):
     of_servers: ClassVar[tuple[str, ...]] = ()
 
     shards: int
+    apply: ApplyRule
+    codec: Codec = NoCodec()
     durability: Durability = "snapshot"
 
     @property
     def server_rule(self) -> ApplyRule:
-        """The rule by which servers apply gradients. Checkpoints include its state."""
-        raise TypeError(f"{type(self).__name__} must define the rule by which its servers apply gradients")
-
-    @property
-    def pushes_by(self) -> Codec:
-        """The codec of gradients sent to the servers."""
-        return NoCodec()
+        return self.apply
 
     def check_optimizers(self, optimizers: Sequence[torch.optim.Optimizer], num_workers: int) -> None:
         super().check_optimizers(optimizers, num_workers)
@@ -90,7 +86,7 @@ class Served(Algorithm):
         return settings
 
     def lost_with(self, workers: Sequence[int]) -> str:
-        if not workers or not self.pushes_by.remembers:
+        if not workers or not self.codec.remembers:
             return ""
         return f"What the codec of {name_workers(sorted(set(workers)))} had kept back of gradients is lost."
 

@@ -24,7 +24,6 @@ from paceline.algorithms.server.update import (
     UpdateInfo,
     WaitingGradient,
     as_one,
-    cloned,
     info_of,
 )
 from paceline.algorithms.server.user import UserApplier
@@ -34,6 +33,7 @@ from paceline.optim.rows import Selection
 from paceline.optim.settings import OptimizerSettings
 from paceline.ports.checks import MalformedMessageError
 from paceline.ports.ports import Message, PeerBack, PeerLeft, Received, ServerPorts
+from paceline.system.torch_internals import tree_map
 
 _FIRST_DEADLINE_S = 60.0  # for workers to report; later ones count as dead until they do
 RETURN_DEADLINE_S = 10.0  # the same, at the successor of a dead shard
@@ -115,7 +115,8 @@ class Shard:
         """The state for a successor, or for a later run with another number of shards."""
         state = self._state()
         is_copy = self._applier.copies_state and self._average is None  # as large as the parameters
-        return {**cloned({**state, "rule": {}}), "rule": state["rule"] if is_copy else cloned(state["rule"])}
+        kept = {"rule": state.pop("rule")} if is_copy else {}
+        return tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, state) | kept
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -130,11 +131,7 @@ class Shard:
             "meetings": self._meetings.state(),
             "settings": {worker: settings.to_tensor() for worker, settings in self._settings.items()},
             "choice": self._choices.state(),
-            "rule": {
-                **self._applier.state(),
-                **self._gathering.state(),
-                **(self._average.state() if self._average else {}),
-            },
+            "rule": self._applier.state() | self._gathering.state() | (self._average.state() if self._average else {}),
         }
 
     def _begin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -141,12 +141,3 @@ def as_one(ones: list[WaitingGradient], version: int, moved: Callable[[float], N
     )
     num_samples = sum(one.update.num_samples for one in ones)
     return replace(first, version=version, num_samples=num_samples, missing=missing, selection=selection), mean
-
-
-def cloned(state: Any) -> Any:
-    """A state with copies of its tensors."""
-    if isinstance(state, dict):
-        return {name: cloned(one) for name, one in state.items()}
-    if isinstance(state, list):
-        return [cloned(one) for one in state]
-    return state.clone() if isinstance(state, Tensor) else state

@@ -30,7 +30,6 @@ class UserOptimizer(ApplyRule):
         return False
 
     def start(self, num_elements: int, dtype: torch.dtype) -> UserApplier:
-        """An applier that waits for the settings."""
         return UserApplier()
 
 

@@ -31,11 +31,7 @@ class _Lookup(NamedTuple):
 
 
 class WorkerCopy:
-    """A worker's copy of the parameters, which servers' answers and the worker's own steps change.
-
-    Args:
-        ports: the worker's; `ports.shared.x` (P,) is the copy.
-    """
+    """A worker's copy of the parameters, which servers' answers and the worker's own steps change."""
 
     def __init__(self, ports: Ports[Any]) -> None:
         self.x: torch.Tensor = ports.shared.x  # the copy (P,)
@@ -110,11 +106,7 @@ class WorkerCopy:
                         empty_pages(echo[part])
 
     def hear(self, shard: int, received: Received) -> None:
-        """Handles what a shard sends before its parameters: which of them have changed, and an echo.
-
-        Raises:
-            MalformedMessageError: it is invalid.
-        """
+        """Handles what a shard sends before its parameters: which of them have changed, and an echo."""
         message = received.message
         before = self._before(shard, message.number)
         if message.kind == "echo":

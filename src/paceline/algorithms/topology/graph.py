@@ -97,7 +97,6 @@ class Ring(Topology):
     """
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers one before and one after."""
         return _at_distances(worker_id, num_workers, (-1, 1))
 
 
@@ -170,7 +169,6 @@ class Torus(Topology):
         return _ascending(one for one in vertical + horizontal if one != worker_id)
 
     def check(self, num_workers: int) -> None:
-        """Refuse numbers that do not factor into at least 2 rows and 2 columns (1 is possible)."""
         super().check(num_workers)
         self.shape(num_workers)
 
@@ -219,11 +217,9 @@ class Exponential(Topology):
     directed: ClassVar[bool] = True
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers 1, 2, 4, 8, ... ahead."""
         return _at_distances(worker_id, num_workers, _powers_of_two(num_workers))
 
     def sends_to(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers 1, 2, 4, 8, ... behind."""
         return _at_distances(worker_id, num_workers, [-hop for hop in _powers_of_two(num_workers)])
 
 
@@ -245,15 +241,12 @@ class OnePeerExponential(Topology):
     directed: ClassVar[bool] = True
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The worker 2^(step mod period) ahead."""
         return _at_distances(worker_id, num_workers, (self._hop(num_workers, step),))
 
     def sends_to(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The worker 2^(step mod period) behind."""
         return _at_distances(worker_id, num_workers, (-self._hop(num_workers, step),))
 
     def period(self, num_workers: int) -> int:
-        """ceil(log2 num_workers), at least 1."""
         return max(1, len(_powers_of_two(num_workers)))
 
     def notes(self, num_workers: int) -> tuple[str, ...]:
@@ -290,7 +283,6 @@ class BipartiteExponential(Topology):
     """
 
     def neighbours(self, worker_id: int, num_workers: int, step: int = 0) -> tuple[int, ...]:
-        """The workers at the odd distances 1, 3, 5, 9, 17, ... on both sides."""
         if num_workers == 1:
             return ()
         largest = (num_workers - 1).bit_length() - 1  # floor(log2(num_workers - 1))
@@ -298,7 +290,6 @@ class BipartiteExponential(Topology):
         return _at_distances(worker_id, num_workers, [*hops, *(-hop for hop in hops)])
 
     def check(self, num_workers: int) -> None:
-        """Refuse odd numbers of workers (1 is possible)."""
         super().check(num_workers)
         _check_even("bipartite-exponential", num_workers, instead="exponential")
 
