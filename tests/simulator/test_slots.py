@@ -36,3 +36,10 @@ def test_claimed_slots_are_free_and_at_most_two_per_worker_are_used(workers):
             reads[worker] = None
     assert state.version > 100
     assert state.num_slots <= 2 * workers + 1
+
+
+def test_a_new_slot_is_zero(monkeypatch):
+    """An update writes parameters only, and padding counts where vectors are compared."""
+    monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
+    state = SimulatedSlots(torch.zeros(4), lambda: SimpleNamespace(worker_id=0, atomic=lambda: None))
+    assert state.claim().x.tolist() == [0.0] * 4

@@ -99,7 +99,7 @@ class SimulatedSlots:
         else:
             slot = self.num_slots
             self.num_slots += 1
-            self._vectors.append(torch.empty_like(self._vectors[0]))
+            self._vectors.append(torch.zeros_like(self._vectors[0]))  # updates write parameters, not padding
             self._readers.append(0)
         return View(slot, -1, self._vectors[slot])
 
