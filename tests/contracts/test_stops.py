@@ -105,6 +105,7 @@ def check_whole(row, run):
         assert sorted(records["batch"][records["samples"] > 0].tolist()) == list(range(EPOCHS * BATCHES))
 
 
+@pytest.mark.filterwarnings("ignore:The one-peer exponential graph")
 @rows(lambda row: not row.policy)
 def test_a_stop_in_the_first_epoch(row, tmp_path):
     """In lockstep the resumed run is bit for bit that without a stop. `make soak` stops processes, of all rows."""

@@ -38,6 +38,7 @@ def test_parameters_are_the_sum_of_the_applied_updates(row, workers, backend):
     assert row.drops_updates or wanted == 2 * sum(planted())
 
 
+@pytest.mark.filterwarnings("ignore:The one-peer exponential graph")
 @runs(
     lambda row: row.algorithm.gossip and not row.drops_updates and not row.loses_progress,
     (1, "threads"), (3, "processes"), (5, "threads"),

@@ -85,6 +85,9 @@ class DPSGD(Algorithm):
         super().check(num_workers)
         self.topology.check(num_workers)
 
+    def caution(self, num_workers: int, delay: int | None = None) -> str:
+        return self.topology.caution(num_workers)
+
     def work(self, replica: Replica, ports: Ports[ReplicatedParameters]) -> None:
         """x: this worker's parameters (P,), k: the round, W: mixing weights by worker."""
         shared, me, views = ports.shared, ports.worker_id, ports.views

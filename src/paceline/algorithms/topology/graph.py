@@ -66,9 +66,9 @@ class Topology:
         if num_workers < 1:
             raise UsageError(f"A topology needs at least 1 worker, not {num_workers}.")
 
-    def notes(self, num_workers: int) -> tuple[str, ...]:
-        """Cautions about this graph at this size; usually none."""
-        return ()
+    def caution(self, num_workers: int) -> str:
+        """A sentence if another number of workers suits this graph better; empty otherwise."""
+        return ""
 
     def bipartite_roles(self, num_workers: int) -> Roles | None:
         """A split into active and passive workers, worker 0 passive; None if some cycle has an odd length.
@@ -249,14 +249,13 @@ class OnePeerExponential(Topology):
     def period(self, num_workers: int) -> int:
         return max(1, len(_powers_of_two(num_workers)))
 
-    def notes(self, num_workers: int) -> tuple[str, ...]:
-        """Warns that a size which is not a power of two loses exact averaging."""
+    def caution(self, num_workers: int) -> str:
         below = 1 << (num_workers.bit_length() - 1)
         if num_workers == below:
-            return ()
+            return ""
         return (
             f"The one-peer exponential graph averages exactly only for powers of two; with {num_workers} workers every "
-            f"period only comes near the average. Use {below} or {2 * below} workers for exact averaging.",
+            f"period only comes near the average. Use {below} or {2 * below} workers for exact averaging."
         )
 
     def _hop(self, num_workers: int, step: int) -> int:
