@@ -148,16 +148,13 @@ def test_a_loop_of_ones_own_runs_on_the_recorded_workers(tmp_path):
 
 def test_a_real_run_is_simulated_by_the_command(tmp_path):
     folder = trained(tmp_path / "run", write_task(tmp_path), "leashed")
-    run = pl.RunData.load(folder)
     arguments = ["simulate", "--like", str(folder), "--algorithm", "leashed", "--steps", "20", "--timing-only"]
     shown = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "simulated")])
     assert shown.exit_code == 0, shown.output
     simulated = pl.RunData.load(tmp_path / "simulated")
     assert simulated.config["workers"] == 3
-    measured = np.median(computing_s(np.concatenate([*run.records.values()])))
-    again = np.median(computing_s(np.concatenate([*simulated.records.values()])))
-    assert measured / 4 < again < measured * 4
-    assert pl.Cluster.from_table(simulated.config["cluster"], "it").traces == recorded_conditions(run).cluster.traces
+    recorded = recorded_conditions(pl.RunData.load(folder)).cluster
+    assert pl.Cluster.from_table(simulated.config["cluster"], "it").traces == recorded.traces
 
 
 def lose_worker(run):
