@@ -65,6 +65,8 @@ def trained(
     dies_at=0,
     leaves=False,
     sums=False,
+    processes=0,
+    keeps_processes=False,
     step_begins=lambda worker: None,
     step_ends=lambda worker: None,
     loop_ends=lambda worker: None,
@@ -74,7 +76,9 @@ def trained(
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
-    loader = DataLoader(data_set(), batch_size=BATCH_SIZE, shuffle=True)
+    loader = DataLoader(
+        data_set(), batch_size=BATCH_SIZE, shuffle=True, num_workers=processes, persistent_workers=keeps_processes
+    )
     with pl.attach(model, optimizer, algorithm) as worker:
         for _ in range(0 if leaves and worker.worker_id else epochs):
             for number, (x, y) in enumerate(loader if own else worker.batches(loader), 1):
@@ -108,6 +112,16 @@ def reports_late():
 
 def fetches_own():
     trained(own=True)
+
+
+def loads_in_processes():
+    """As each epoch begins, the loader draws a seed for its processes from the generator that dropout uses."""
+    trained(processes=1)
+
+
+def keeps_loading_in_processes():
+    """Such a loader draws in its first epoch only."""
+    trained(processes=1, keeps_processes=True)
 
 
 def faster_late():

@@ -61,7 +61,10 @@ def test_a_lone_worker(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["leashed", "downpour(push=2,fetch=2)", "all-reduce", "ad-psgd"])
-@pytest.mark.parametrize("train", [programs.reports_late, programs.fetches_own])
+@pytest.mark.parametrize(
+    "train",
+    [programs.reports_late, programs.fetches_own, programs.loads_in_processes, programs.keeps_loading_in_processes],
+)
 def test_habits_of_loops(tmp_path, algorithm, train):
     launched(tmp_path / "run", algorithm, train)
     assert pl.replay(tmp_path / "run", train).checkpoint is not None

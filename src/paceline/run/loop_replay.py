@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.utils.data import DataLoader
 
 from paceline.data.epoch_claims import LocalEpochClaims
 from paceline.errors import DivergedError, PacelineError, WorkerLostError
@@ -76,6 +77,14 @@ class _ReplayedMembership(SimulatedMembership):
             self.gatherer = _MortalGatherer(self.sums, run.members)
         self.random_states = self.random_states if run.has_processes else ()
         self.stopped = partial(run.is_over, (self.worker_id, self.incarnation))
+        self._loader: Any = None  # whose batches were fetched last
+
+    def begin_fetching(self, loader: Any) -> None:
+        """Draws what the run's iterator of this loader drew as it was made: a seed for its processes."""
+        if self._run.has_processes and isinstance(loader, DataLoader) and (loader.num_workers or loader.pin_memory):
+            if loader.generator is None and not (loader.persistent_workers and loader is self._loader):
+                torch.empty((), dtype=torch.int64).random_()
+            self._loader = loader
 
     def final_model(self, out: torch.Tensor, given: BatchesTaken, left: LeftWeights | None) -> FinalMean | None:
         """As in `Membership`; the mean of workers' own models needs no messages."""

@@ -270,6 +270,7 @@ class WorkerBatches:
         is_stream = isinstance(claims.batches, StreamBatches)
         processes = self._processes_of(claims.batches.loader) if not is_stream else None
         if processes is None:
+            self._membership.begin_fetching(claims.batches.loader)
             claim = claims.next if claims.is_shared else claims.dealt
             while (number := claim()) != END:
                 yield number, partial(claims.batches.fetch, claims.place(number))

@@ -137,6 +137,9 @@ class Membership(Protocol):
     def before_batch(self) -> None:
         """The loop is about to get a batch: completes a checkpoint of which all parts are there, where no supervisor does."""
 
+    def begin_fetching(self, loader: Any) -> None:
+        """An epoch's batches of a loader are about to be fetched one by one, without an iterator of the loader."""
+
     @property
     def is_terminated(self) -> bool:
         """Whether SIGTERM ends this worker, without a supervisor, before its next step."""
