@@ -364,6 +364,14 @@ def flat(model):
     return torch.cat([one.detach().flatten().clone() for one in model.parameters()])
 
 
+def test_a_run_without_a_result_is_refused(locked):
+    (locked / "result.json").rename(locked / "kept.json")
+    refused = cli(locked)
+    (locked / "kept.json").rename(locked / "result.json")
+    assert refused.exit_code == 2
+    assert "it has no result.json, as if it had not ended: resume it first" in " ".join(refused.stderr.split())
+
+
 def test_other_runs_are_refused(tmp_path, task):
     run = pl.simulate_task(pl.TrainConfig(task=task, algorithm="locked", workers=2, steps=3))
     run.save(tmp_path / "simulated")

@@ -69,6 +69,8 @@ def obstacle(run: RunData) -> str:
     """Why a run cannot be replayed, as a part of a sentence; "" if it can."""
     if run.config.get("backend") not in ("processes", "threads") or not run.config.get("algorithm"):
         return "only finished runs of paceline train and of paceline.launch can be replayed"
+    if not run.result:
+        return "it has no result.json, as if it had not ended: resume it first"
     if is_own_loop(run) and (why := _unsupported_in_own_loops(run)):
         return f"replays of your own loops do not support {why}"
     algorithm = registry.build(run.config["algorithm"])
@@ -102,7 +104,7 @@ def _unsupported_in_own_loops(run: RunData) -> str:
         return "resumed runs"
     is_any_lost = result.get("workers_lost") or result.get("restarts")
     is_recorded = registry.build(run.config["algorithm"]).survivors_continue
-    return "runs with dead workers" if is_any_lost and not is_recorded else ""
+    return f"runs with dead workers under {run.config['algorithm']}" if is_any_lost and not is_recorded else ""
 
 
 def _unnamed_batches(run: RunData) -> str:
