@@ -91,6 +91,20 @@ def das(_: None) -> str:
     return "\n".join(page()) + "\n"
 
 
+def shared_memory(runs: list[dict[str, Any]]) -> str:
+    """The page on shared memory."""
+    from shared_memory_page import markdown
+
+    return markdown(runs)
+
+
+def simulator(runs: list[dict[str, Any]]) -> str:
+    """The page on the simulator's speed."""
+    from simulator import markdown
+
+    return markdown(runs)
+
+
 PAGES = {
     "head_to_head": Page(
         page="benchmarks/results/head_to_head.md",
@@ -105,6 +119,8 @@ PAGES = {
         make=links.markdown,
         parts={("docs/slow_network.md", "slow_network"): lambda runs: "\n".join(links.short_table(runs))},
     ),
+    "shared_memory": Page(page="benchmarks/results/shared_memory.md", make=shared_memory),
+    "simulator": Page(page="benchmarks/results/simulator.md", make=simulator),
     "foresight": Page(page="benchmarks/fidelity/foresight.md", data=".json", make=foresight),
     "skewed_slow_workers": Page(page="benchmarks/fidelity/skewed_slow_workers.md", make=skewed_slow_workers),
     "das": Page(page="benchmarks/fidelity/das.md", data=None, make=das),

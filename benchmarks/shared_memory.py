@@ -1,20 +1,21 @@
 """Shared-memory training against plain PyTorch, on mnist-mlp: ratios, ours and the peer's measured in turn in one run.
 
-    python benchmarks/shared_memory.py [--pairs 7] [--seconds 2] [--only one-worker,two-workers,...]
+    python benchmarks/shared_memory.py [--repeats 7] [--seconds 2] [--only one-worker,two-workers,...]
 
-Needs MNIST in the folder that PACELINE_DATA names. Prints a table and writes benchmarks/results/shared_memory.md.
-A ratio above 1 means that Paceline is faster. Every figure is the median over interleaved pairs; the interval is the range
-of the middle half. Warm-up is excluded: the first sixth of every measurement.
+Needs MNIST in the folder that PACELINE_DATA names. Appends to benchmarks/results/shared_memory.jsonl, of which
+`python benchmarks/pages.py shared_memory` makes the page. A ratio above 1 means that Paceline is faster. Warm-up is excluded:
+the first sixth of every measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,20 +23,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from handover import handover_us
+from measurements import Measurements, in_turn
 from plain_loop import ShuffledBatches, make_model, plain_steps_per_s
+from shared_memory_page import COSTS, EIGHT, SPEED, TIME_TO_LOSS, TWO_WORKERS
 
 import paceline as pl
 from paceline.loop.base_replica import BaseReplica
-from paceline.system.machine import machine, versions
 from paceline.tasks.load import load_task
 
 RESULTS = Path(__file__).parent / "results"
 BATCH_SIZES = (512, 64, 16)
-ABOUT = (
-    "The ratios are of this machine. The control of the rows with two workers is two plain loops that share nothing. What"
-    " the cores need to hand the shared vector to each other decides how near `hogwild` and `leashed` come to it, and is not"
-    " measured here: machines of one kind differ. The raw runs are not in the repository."
-)
+NUM_PARAMETERS = 134_794
 STEPS_IN_TURN = 20  # of a loop under attach, and of the loop without
 STEPS_PER_S = {512: 240, 64: 1500, 16: 3200}  # roughly, to size runs in steps
 
@@ -145,154 +144,117 @@ def samples_per_cpu_s(steps: Iterator[None], batch_size: int) -> float:
 # The sections
 
 
-class Table:
-    """Rows of the result, printed as they come."""
-
-    def __init__(self) -> None:
-        self.rows: list[str] = []
-
-    def add(self, what: str, ours: str, peer: str, ratio: str, target: str) -> None:
-        """One row of the table."""
-        row = f"| {what} | {ours} | {peer} | {ratio} | {target} |"
-        self.rows.append(row)
-        print(row, flush=True)
-
-    def ratio(self, what: str, pairs: list[tuple[float, float]], target: str, unit: str = "samples/s") -> None:
-        """One row from pairs of (ours, peer)."""
-        ratios = sorted(ours / peer for ours, peer in pairs)
-        low, high = np.percentile(ratios, [25, 75])
-        ours, peer = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
-        self.add(
-            what, f"{ours:,.0f} {unit}", f"{peer:,.0f} {unit}",
-            f"**{statistics.median(ratios):.2f}** ({low:.2f} to {high:.2f}, {len(pairs)} pairs)", target,
-        )  # fmt: skip
-
-
-def pairs_of(count: int, ours: Callable[[], float], peer: Callable[[], float]) -> list[tuple[float, float]]:
-    """Interleaved measurements; who goes first alternates."""
-    found = []
-    for index in range(count):
-        if index % 2:
-            second = peer()
-            found.append((ours(), second))
-        else:
-            first = ours()
-            found.append((first, peer()))
-    return found
-
-
-def one_worker(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def one_worker(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """`paceline train`, one worker, against the plain loop."""
     targets = {512: "1.00", 64: "1.05", 16: "1.10"}
     for batch_size in BATCH_SIZES:
-        table.ratio(
+        measurements.measure(
             f"`paceline train`, 1 worker, batch {batch_size}, against the plain loop",
-            pairs_of(
-                pairs,
-                partial(train_samples_per_s, "sequential", 1, batch_size, seconds),
-                partial(plain.samples_per_s, batch_size, seconds, 1),
+            in_turn(
+                ours=partial(train_samples_per_s, "sequential", 1, batch_size, seconds),
+                peer=partial(plain.samples_per_s, batch_size, seconds, 1),
             ),
-            targets[batch_size],
-        )
+            section=SPEED, target=targets[batch_size],
+        )  # fmt: skip
 
 
-def attach(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def attach(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """A user's loop under attach against the same loop without, a few steps of each in turn, in one thread."""
     targets = {512: "0.97", 64: "0.95", 16: "0.93"}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for batch_size in BATCH_SIZES:
-        ours, peer = (
-            partial(samples_per_cpu_s, steps_of_the_loop(batch_size, attached=attached), batch_size)
-            for attached in (True, False)
+        pair = in_turn(
+            ours=partial(samples_per_cpu_s, steps_of_the_loop(batch_size, attached=True), batch_size),
+            peer=partial(samples_per_cpu_s, steps_of_the_loop(batch_size, attached=False), batch_size),
         )
-        pairs_of(5, ours, peer)  # warm-up
-        table.ratio(
+        for number in range(5):  # warm-up
+            pair(number)
+        pairs = int(seconds * STEPS_PER_S[batch_size] / STEPS_IN_TURN)
+        measurements.measure(
             f"the plain loop under `attach`, 1 worker, batch {batch_size}, against itself without, by CPU time",
-            pairs_of(int(pairs * seconds * STEPS_PER_S[batch_size] / STEPS_IN_TURN), ours, peer),
-            targets[batch_size],
-        )
+            partial(medians_of, pair, pairs), section=SPEED, target=targets[batch_size],
+        )  # fmt: skip
     torch.set_num_threads(threads)
 
 
-def two_workers(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
-    """Hogwild! and Leashed-SGD against two independent plain loops at the same time."""
+def medians_of(pair: Callable[[int], dict[str, float]], count: int, _: int) -> dict[str, float]:
+    """The medians of many short measurements, as one."""
+    found = [pair(number) for number in range(count)]
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def two_workers(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
+    """Hogwild! and Leashed-SGD against two plain loops at the same time, and what it costs to hand the vector over."""
     for algorithm in ("hogwild", "leashed"):
         for batch_size in BATCH_SIZES:
-            table.ratio(
+            measurements.measure(
                 f"`{algorithm}`, 2 workers, batch {batch_size}, against two plain loops at once",
-                pairs_of(
-                    pairs,
-                    partial(train_samples_per_s, algorithm, 2, batch_size, seconds),
-                    partial(plain.samples_per_s, batch_size, seconds, 2),
+                in_turn(
+                    ours=partial(train_samples_per_s, algorithm, 2, batch_size, seconds),
+                    handover_us=partial(handover_us, NUM_PARAMETERS),
+                    peer=partial(plain.samples_per_s, batch_size, seconds, 2),
                 ),
-                "0.93",
-            )
+                section=TWO_WORKERS, target="0.93",
+            )  # fmt: skip
 
 
-def leashed_backoff(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def leashed_backoff(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """Leashed-SGD with back-off at batch 16, where updates are as long as gradients, against Hogwild!."""
     for backoff in ("none", "exponential"):
-        table.ratio(
+        measurements.measure(
             f"`leashed(backoff={backoff})` against `hogwild`, 2 workers, batch 16",
-            pairs_of(
-                pairs,
-                partial(train_samples_per_s, f"leashed(backoff={backoff})", 2, 16, seconds),
-                partial(train_samples_per_s, "hogwild", 2, 16, seconds),
+            in_turn(
+                ours=partial(train_samples_per_s, f"leashed(backoff={backoff})", 2, 16, seconds),
+                peer=partial(train_samples_per_s, "hogwild", 2, 16, seconds),
             ),
-            "0.90" if backoff == "exponential" else "",
-        )
-
-
-def time_to_loss(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
-    """Time until the training loss is 5 % of the initial one, with two workers at batch 64."""
-    algorithms = ("locked(kind=mutex)", "locked(kind=rwlock)", "hogwild", "leashed", "lockstep")
-    times: dict[str, list[float]] = {algorithm: [] for algorithm in algorithms}
-    for seed in range(pairs):
-        for algorithm in algorithms:
-            run = pl.train(
-                pl.TrainConfig(
-                    task="mnist-mlp", algorithm=algorithm, workers=2, batch_size=64, learning_rate=0.2, epochs=8,
-                    target_loss=0.115, seed=seed, data=data(),
-                )
-            )  # fmt: skip
-            times[algorithm].append(run.result["time_to_fraction_s"]["0.05"] or float("inf"))
-    for algorithm, found in times.items():
-        low, high = np.percentile(found, [25, 75])
-        table.add(
-            f"`{algorithm}`: time to 5 % of the initial loss, 2 workers, batch 64, learning rate 0.2",
-            f"{statistics.median(found):.2f} s ({low:.2f} to {high:.2f}, {len(found)} seeds)", "-", "-", "",
+            section=SPEED, target="0.90" if backoff == "exponential" else "",
         )  # fmt: skip
 
 
-def start(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def time_to_loss(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
+    """Time until the training loss is 5 % of the initial one, with two workers at batch 64."""
+
+    def time_s(algorithm: str, seed: int) -> dict[str, float]:
+        config = pl.TrainConfig(
+            task="mnist-mlp", algorithm=algorithm, workers=2, batch_size=64, learning_rate=0.2, epochs=8,
+            target_loss=0.115, seed=seed, data=data(),
+        )  # fmt: skip
+        return {"ours": pl.train(config).result["time_to_fraction_s"]["0.05"] or math.inf}
+
+    for algorithm in ("locked(kind=mutex)", "locked(kind=rwlock)", "hogwild", "leashed", "lockstep"):
+        measurements.measure(f"`{algorithm}`", partial(time_s, algorithm), section=TIME_TO_LOSS)
+
+
+def start(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """How long three workers take from the call to their first step, with the fork server up."""
-    ready = []
-    for _ in range(pairs + 1):
-        run = pl.train(pl.TrainConfig(task="digits-mlp", algorithm="hogwild", workers=3, steps=5))
-        ready.append(run.result["ready_after_s"])
-    table.add(
-        "three workers ready (the first, with the fork server's own start, and later ones)",
-        f"{ready[0]:.2f} s; {statistics.median(ready[1:]):.2f} s", "-", "-", "0.5 s once torch is loaded",
+    config = pl.TrainConfig(task="digits-mlp", algorithm="hogwild", workers=3, steps=5)
+    pl.train(config)  # starts the fork server
+    measurements.measure(
+        "three workers are ready", lambda _: {"ours": pl.train(config).result["ready_after_s"]},
+        section=COSTS, unit="s", target="0.5",
     )  # fmt: skip
 
 
-def events(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def events(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """What clock readings, counters and the record cost, measured inside real steps."""
     for batch_size in (64, 16):
-        with_events, without = [], []
-        for index in range(2 * pairs):
-            silent = bool(index % 2)
-            (without if silent else with_events).append(_steps_in_process(batch_size, seconds / 2, silent=silent))
-        cost = statistics.median(1 / ours - 1 / bare for ours, bare in zip(with_events, without, strict=True))
-        share = cost * statistics.median(without)
-        table.add(
-            f"events and counters, batch {batch_size}",
-            f"{cost * 1e6:.1f} us a step",
-            "-",
-            f"**{share:.1%}** of a step",
-            "2 %",
-        )
+        times_s = {
+            name: lambda silent=silent, batch_size=batch_size: (
+                1 / _steps_in_process(batch_size, seconds / 2, silent=silent)
+            )
+            for name, silent in (("with_events", False), ("without", True))
+        }
+        measurements.measure(
+            f"events and counters, batch {batch_size}, of a step's time",
+            lambda number, times_s=times_s: share_of_events(in_turn(**times_s)(number)),
+            section=COSTS, unit="%", target="2",
+        )  # fmt: skip
+
+
+def share_of_events(step_s: Mapping[str, float]) -> dict[str, float]:
+    """What events add to a step without them, in percent."""
+    return {"ours": 100 * (step_s["with_events"] / step_s["without"] - 1)}
 
 
 def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float:
@@ -336,33 +298,35 @@ def _steps_in_process(batch_size: int, seconds: float, *, silent: bool) -> float
     return steps / (time.perf_counter() - begun_s)
 
 
-def memory(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def memory(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """Parameter vectors that leashed touched, gradients included, against 3 m."""
+
+    def vectors(workers: int, _: int) -> dict[str, float]:
+        return {"ours": train_run("leashed", workers, 16, seconds / 2).result["vectors_touched"] + workers}
+
     for workers in (1, 2, 4, 8):
-        result = train_run("leashed", workers, 16, seconds / 2).result
-        vectors = result["vectors_touched"] + workers
-        table.add(
-            f"`leashed`, {workers} workers: vectors used, gradients included",
-            f"{vectors}",
-            "-",
-            "-",
-            f"{3 * workers} (3 m)",
-        )
+        measurements.measure(
+            f"`leashed`, workers: {workers}", partial(vectors, workers),
+            section=COSTS, unit="vectors, gradients included", target=f"{3 * workers} (3 m)",
+        )  # fmt: skip
 
 
-def oversubscribed(table: Table, plain: PlainWorkers, pairs: int, seconds: float) -> None:
+def oversubscribed(measurements: Measurements, plain: PlainWorkers, seconds: float) -> None:
     """Eight workers on however many cores there are."""
+
+    def found(algorithm: str, batch_size: int, _: int) -> dict[str, float]:
+        run = train_run(algorithm, 8, batch_size, seconds)
+        result = run.result
+        return {
+            "ours": steady_samples_per_s(run.records), "waiting_share": result["waiting_share"],
+            "staleness": result["staleness"]["mean"], "most_staleness": result["staleness"]["max"],
+        }  # fmt: skip
+
     for algorithm in ("locked(kind=mutex)", "locked(kind=rwlock)", "hogwild", "leashed", "lockstep"):
         for batch_size in (512, 64):
-            run = train_run(algorithm, 8, batch_size, seconds)
-            speed, result = steady_samples_per_s(run.records), run.result
-            staleness = result["staleness"]
-            table.add(
-                f"`{algorithm}`, 8 workers, batch {batch_size}",
-                f"{speed:,.0f} samples/s; waiting {result['waiting_share']:.0%}; staleness mean {staleness['mean']:.1f},"
-                f" most {staleness['max']}",
-                "-", "-", "",
-            )  # fmt: skip
+            measurements.measure(
+                f"`{algorithm}`, batch {batch_size}", partial(found, algorithm, batch_size), section=EIGHT
+            )
 
 
 SECTIONS = {
@@ -379,36 +343,20 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Runs the sections that were asked for and writes the table."""
+    """Measures what is missing of the sections that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs per ratio (default 7)")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements per row (default 7)")
     parser.add_argument("--seconds", type=float, default=2.0, help="about how long each measurement lasts (default 2)")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"sections, of {', '.join(SECTIONS)}")
-    parser.add_argument("--out", type=Path, default=RESULTS / "shared_memory.md", help="where the table is written")
+    parser.add_argument(
+        "--runs", type=Path, default=RESULTS / "shared_memory.jsonl", help="where measurements are kept"
+    )
     arguments = parser.parse_args()
     data()  # says what is missing before processes start
-    table = Table()
-    plain = PlainWorkers(2)
+    measurements, plain = Measurements(arguments.runs, arguments.repeats), PlainWorkers(2)
     train_samples_per_s("hogwild", 2, 64, 0.5)  # starts the fork server
     for name in arguments.only.split(","):
-        SECTIONS[name](table, plain, arguments.pairs, arguments.seconds)
-    about = machine()
-    package = versions()
-    head = [
-        "# Shared-memory training against plain PyTorch (mnist-mlp, 134,794 parameters, float32)",
-        "",
-        ABOUT,
-        "",
-        f"Machine: {about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, {about['system']}."
-        f" Python {package['python']}, PyTorch {package['torch']}, Paceline {package['paceline']}.",
-        f"Command: `python benchmarks/shared_memory.py --pairs {arguments.pairs} --seconds {arguments.seconds:g}`.",
-        "Medians over interleaved pairs; in brackets the middle half. The plain loop is `benchmarks/plain_loop.py`.",
-        "",
-        "| what | ours | peer | ratio | target |",
-        "|---|---|---|---|---|",
-    ]
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text("\n".join([*head, *table.rows, ""]))
+        SECTIONS[name](measurements, plain, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ WHY = {
     ),
     studies.FALLS_MEAN: (
         "It cannot: while one that drops nothing and never waits makes an update, the others make m - 1 on average,"
-        " however long a gradient takes. Real runs agree (`results/shared_memory.md`: leashed with eight workers 6.1 and 6.0"
-        " at batches 512 and 64, the most 15 and 54). What falls is the part after the gradient, and the tail. Locks go"
+        " however long a gradient takes. Real runs agree (`results/shared_memory.md`: leashed with eight workers 5.6 and 6.0"
+        " at batches 512 and 64, the most 21 and 99). What falls is the part after the gradient, and the tail. Locks go"
         " the other way, because waiting to read is no staleness, and so do bounds, because what is dropped is not counted."
     ),
     studies.NEAR_LAW: (

@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "shared_memory.py"
 
 @needs_mnist
 def test_what_events_cost_can_be_measured(tmp_path):
-    out = tmp_path / "table.md"
-    done = forked.run([SCRIPT, "--only", "events", "--pairs", "1", "--seconds", "0.05", "--out", out])
+    runs = tmp_path / "runs.jsonl"
+    done = forked.run([SCRIPT, "--only", "events", "--repeats", "1", "--seconds", "0.05", "--runs", runs])
     assert done.returncode == 0, done.stderr
-    assert out.read_text().count("| events and counters, batch") == 2
+    assert runs.read_text().count("events and counters, batch") == 2
