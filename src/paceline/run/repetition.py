@@ -69,12 +69,12 @@ class Recorded:
     def __init__(self, folder: str | Path, data: Path | None = None, *, train: Callable[[], Any] | None = None) -> None:
         self.folder = Path(folder)
         whole = RunData.load(self.folder)
-        if why := obstacle(whole):
-            raise UsageError(f"{folder} cannot be replayed: {why}.")
         run = since_resumed(whole)
         last = max((int(rows["incarnation"].max(initial=0)) for rows in run.records.values()), default=0)
-        if last > run.result.get("restarts", 0):
+        if run.result and last > run.result.get("restarts", 0):
             raise UsageError(f"{folder} is damaged: its events have more restarts of a worker than its result.")
+        if why := obstacle(whole):
+            raise UsageError(f"{folder} cannot be replayed: {why}.")
         self.algorithm = registry.build(whole.config["algorithm"])
         run, _ = recorded_part(whole, self.algorithm)
         is_own = is_own_loop(run)
