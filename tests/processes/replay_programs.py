@@ -204,6 +204,7 @@ class Killed:
         folder: of the run; a file beside it says that a replacement trains. Until then each step takes 50 ms more.
         at: by worker and incarnation, the step, counted by the process.
         ends: whether the step has been made.
+        processes: of the loader.
     """
 
     folder: Path
@@ -211,11 +212,12 @@ class Killed:
     ends: bool = False
     epochs: int = 2
     sums: bool = False
+    processes: int = 0
     num_steps: int = field(default=0, compare=False)
 
     def __call__(self):
         hook = {"step_ends" if self.ends else "step_begins": self._step}
-        trained(epochs=self.epochs, sums=self.sums, **hook)
+        trained(epochs=self.epochs, sums=self.sums, processes=self.processes, **hook)
 
     def _step(self, worker):
         if multiprocessing.parent_process() is None:

@@ -201,9 +201,11 @@ def repeated(folder, program, algorithm, *lost, replaced=(), **named):
     assert replayed.checkpoint is not None
 
 
-@pytest.mark.parametrize(("algorithm", "ends"), [*((one, False) for one in ROUNDS), ("all-reduce", True)])
-def test_others_go_on_in_rounds(tmp_path, algorithm, ends):
-    repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(1, 0): 9}, ends), algorithm, 1)
+@pytest.mark.parametrize(
+    ("algorithm", "how"), [*((one, {}) for one in ROUNDS), ("all-reduce", {"ends": True}), ("d-psgd", {"processes": 1})]
+)
+def test_others_go_on_in_rounds(tmp_path, algorithm, how):
+    repeated(tmp_path / "run", programs.Killed(tmp_path / "run", {(1, 0): 9}, **how), algorithm, 1)
 
 
 @pytest.mark.parametrize("program", [programs.dies_after_its_last_batch, programs.dies_after_its_loop])

@@ -369,7 +369,7 @@ def test_a_run_without_a_result_is_refused(locked):
     refused = cli(locked)
     (locked / "kept.json").rename(locked / "result.json")
     assert refused.exit_code == 2
-    assert "it has no result.json, as if it had not ended: resume it first" in " ".join(refused.stderr.split())
+    assert "it has not ended, as it has no result.json: resume it first" in " ".join(refused.stderr.split())
 
 
 def test_other_runs_are_refused(tmp_path, task):

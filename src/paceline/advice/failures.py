@@ -18,7 +18,7 @@ def tolerates(algorithm: str) -> bool:
 
 
 def with_kills(one: Prediction, *, kills_per_s: float, restart_s: float) -> Prediction:
-    """Adds the expected cost of kills to a prediction.
+    """Adds the expected cost of kills, `kills_per_s` of each worker, to a prediction.
 
     Methods that continue lose a worker's share until it restarts; others lose all progress since the last checkpoint.
     """

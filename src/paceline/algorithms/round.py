@@ -59,7 +59,7 @@ class Round:
         self.has_closure = self.is_evaluating = False
 
     def header(self, *, changed: bool = False, samples: float = 0.0) -> Header:
-        """What this worker says with its vector, which contains so many samples; `changed`: it has more to report."""
+        """What this worker says with a vector of `samples` samples; `changed`: it has something else to report."""
         changed |= bool(self._replacements.accept(has_closure=self.has_closure))
         return Header(self._surprised() or changed, self.replicas.digest, samples)
 

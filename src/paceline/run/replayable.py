@@ -70,7 +70,7 @@ def obstacle(run: RunData) -> str:
     if run.config.get("backend") not in ("processes", "threads") or not run.config.get("algorithm"):
         return "only finished runs of paceline train and of paceline.launch can be replayed"
     if not run.result:
-        return "it has no result.json, as if it had not ended: resume it first"
+        return "it has not ended, as it has no result.json: resume it first"
     if is_own_loop(run) and (why := _unsupported_in_own_loops(run)):
         return f"replays of your own loops do not support {why}"
     algorithm = registry.build(run.config["algorithm"])
