@@ -100,7 +100,7 @@ def shared_memory(runs: list[dict[str, Any]]) -> str:
 
 def simulator(runs: list[dict[str, Any]]) -> str:
     """The page on the simulator's speed."""
-    from simulator import markdown
+    from simulator_speed import markdown
 
     return markdown(runs)
 

@@ -17,7 +17,7 @@ from links import page
 from links.methods import ALONE, METHODS, SILENT
 from links.network import BURST, Network
 
-sys.path.pop()  # it has modules that are called like folders of tests
+sys.path.pop()
 
 RATE_MBIT, NUM_BYTES = 8.0, 2_000_000
 RECEIVE = f"""

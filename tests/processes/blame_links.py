@@ -21,7 +21,7 @@ from processes.join_programs import Crew, free_address
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from links.network import Network as Network
 
-sys.path.pop()  # it has modules that are called like folders of tests
+sys.path.pop()
 
 NUM_HOSTS = 3
 STEP_S = 0.01

@@ -1,6 +1,5 @@
 """The head to head with PyTorch: what its figures mean, on diaries made up here, and a very small run of real processes."""
 
-import importlib.util
 import json
 import math
 import os
@@ -15,17 +14,14 @@ from torch import nn
 
 import forked
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from contest import course, judge, picture, results, runs, tables
+from contest.course import STEP, Settings
+from contest.stolen import Stolen
+
+sys.path.pop()
+
 ROOT = Path(__file__).parents[2]
-# By themselves, not by way of sys.path: benchmarks/simulator.py would hide the folder of tests of the same name.
-for _name, _path in {"protocol": "protocol.py", "contest": "contest/__init__.py"}.items():
-    _spec = importlib.util.spec_from_file_location(_name, ROOT / "benchmarks" / _path)
-    sys.modules[_name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_name])
-
-from contest import course, judge, picture, results, runs, tables  # noqa: E402
-from contest.course import STEP, Settings  # noqa: E402
-from contest.stolen import Stolen  # noqa: E402
-
 DDP = "DistributedDataParallel"
 
 

@@ -1,6 +1,6 @@
 """The simulator: timing-only AD-PSGD of thousands of workers, and real gradients against a plain loop, in one run.
 
-    python benchmarks/simulator.py [--data FOLDER] [--rounds 10] [--repeats 5] [--runs FILE]
+    python benchmarks/simulator_speed.py [--data FOLDER] [--rounds 10] [--repeats 5] [--runs FILE]
 
 Appends to benchmarks/results/simulator.jsonl, of which `python benchmarks/pages.py simulator` makes the page. Timing only: the
 CPU time of one `simulate_task` with declared parameters, and of one `paceline simulate` with all its files, against a loop
@@ -176,7 +176,7 @@ def markdown(records: list[dict[str, Any]]) -> str:
             f" {gradients[0].ratio:.2f} times as long as a plain loop. Slower than asked: {'; '.join(missed) or 'none'}."
         ),
         "",
-        made(records, "python benchmarks/simulator.py", "simulator"),
+        made(records, "python benchmarks/simulator_speed.py", "simulator"),
         "",
         *table(timing, "simulator", "plain events", 1),
         "",
